@@ -1,0 +1,30 @@
+"""meganeura_aot: compile a neural-network graph into one readable file that runs it on any GPU."""
+
+from .builder import Graph
+from .compiler import Program, compile_graph
+from .errors import (
+    GradientError,
+    GraphError,
+    KernelError,
+    LoweringError,
+    MeganeuraError,
+    ModelError,
+    PlanError,
+)
+from .tensor import Tensor
+from .version import VERSION as __version__
+
+__all__ = [
+    "GradientError",
+    "Graph",
+    "GraphError",
+    "KernelError",
+    "LoweringError",
+    "MeganeuraError",
+    "ModelError",
+    "PlanError",
+    "Program",
+    "Tensor",
+    "__version__",
+    "compile_graph",
+]

@@ -1,0 +1,225 @@
+"""Graph: what users write. Every method checks its arguments, appends one node, and returns a Tensor."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .builder_ops import Operators
+from .errors import GraphError
+from .graph import Advance, DType, GraphIR, Node, TensorType, Value
+from .op import Op
+from .ops.leaf import Constant, Init, Input, Parameter, State
+from .ops.state import AdvancePosition, Assign
+from .tensor import Number, Tensor
+
+RESERVED = frozenset({"self", "lr", "outputs"})  # arguments of a Runner's methods
+PACKAGE = str(Path(__file__).resolve().parent)
+
+
+class Graph(Operators):
+    """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._outputs: tuple[tuple[str, Value], ...] = ()
+        self._names: dict[str, str] = {}
+        self._latest: dict[Value, Value] = {}
+        self._advances: list[Advance] = []
+
+    # leaves
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
+        """A tensor given at every call, as the argument `name`."""
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise self._error(f"input {name!r}", "a Python identifier as its name", repr(name))
+        type_ = self._type(f"input {name!r}", shape, dtype)
+        return self._leaf(Input(name, type_))
+
+    def parameter(
+        self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
+    ) -> Tensor:
+        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s."""
+        known = init is None or init in ("zeros", "ones")
+        if not known and not (isinstance(init, tuple) and len(init) == 2 and init[0] in ("uniform", "normal")):
+            raise self._error(
+                f"parameter {name!r}", 'init "zeros", "ones", ("uniform", a) or ("normal", s)', repr(init)
+            )
+        type_ = self._type(f"parameter {name!r}", shape, dtype)
+        return self._leaf(Parameter(name, type_, init, trainable))
+
+    def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
+        """A tensor that lives on the GPU across calls; zero at start. `assign` and `advance` write it."""
+        return self._leaf(State(name, self._type(f"state {name!r}", shape, dtype)))
+
+    def constant(self, array: Any, dtype: str | None = None) -> Tensor:
+        """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
+        data = np.asarray(array)
+        if data.dtype.kind not in "biuf":
+            raise self._error("constant", "numbers", f"an array of {data.dtype}")
+        default = {"f": DType.F32, "u": DType.U32}.get(data.dtype.kind, DType.I32)
+        chosen = default if dtype is None else self._dtype("constant", dtype)
+        if chosen.is_integer and data.size:
+            limits = np.iinfo(chosen.numpy)
+            low, high = data.min(), data.max()
+            if data.dtype.kind == "f" or low < limits.min or high > limits.max:
+                raise self._error("constant", f"integers in the range of {chosen}", f"{low} to {high}")
+        with np.errstate(over="ignore"):
+            return self._append(Constant.of(data.astype(chosen.numpy), chosen))
+
+    # states
+
+    def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
+        """Write `value` into a state; every later use of its handle sees the new value."""
+        leaf = self._state_leaf("assign", state)
+        label = self._label(leaf)
+        if any(advance.state == label for advance in self._advances):
+            raise self._error(f"assign to state {label!r}", "a state that `advance` does not move", "a position")
+        return self._write(leaf, Assign(), [self.lift(value, like=state)])
+
+    def advance(self, state: Tensor, n: Tensor | int, limit: int) -> Tensor:
+        """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
+        leaf = self._state_leaf("advance", state)
+        label = self._label(leaf)
+        if state.dtype is not DType.U32:
+            raise self._error(f"advance of state {label!r}", "dtype u32", str(state.dtype))
+        if any(v != leaf and w == leaf for v, w in self._latest.items()) or (
+            leaf in self._latest and not any(a.state == label for a in self._advances)
+        ):
+            raise self._error(f"advance of state {label!r}", "a state that `assign` does not write", "an assigned one")
+        if not isinstance(limit, int) or limit < 0:
+            raise self._error(f"advance of state {label!r}", "a limit >= 0", repr(limit))
+        if isinstance(n, Tensor):
+            self._check_owner("advance", n)
+            op = self._nodes[n.value.node].op
+            if not isinstance(op, Input) or n.shape != () or n.dtype is not DType.U32:
+                raise self._error(f"advance of state {label!r}", "a scalar u32 input as the step", str(n))
+            self._advances.append(Advance(label, op.label, limit))
+            return self._write(leaf, AdvancePosition(), [n])
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise self._error(f"advance of state {label!r}", "a step >= 0", repr(n))
+        self._advances.append(Advance(label, n, limit))
+        return self._write(leaf, AdvancePosition(n), [])
+
+    # outputs
+
+    def set_outputs(self, outputs: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
+        """Name what a call returns: a dict, or a list whose outputs are output_0, output_1, ..."""
+        if not isinstance(outputs, Mapping):
+            if not isinstance(outputs, Sequence):
+                raise self._error("set_outputs", "a list or a dict of tensors", type(outputs).__name__)
+            outputs = {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
+        if not outputs:
+            raise self._error("set_outputs", "one output or more", "none")
+        for name, tensor in outputs.items():
+            if not isinstance(name, str) or not name:
+                raise self._error("set_outputs", "text as the name of an output", repr(name))
+            if name in RESERVED:
+                raise self._error(f"output {name!r}", f"a name other than {', '.join(sorted(RESERVED))}", repr(name))
+            self._check_owner(f"output {name!r}", tensor)
+        self._outputs = tuple((name, self._resolve(tensor)) for name, tensor in outputs.items())
+
+    def build(self) -> GraphIR:
+        """The frozen graph; raises GraphError when there are no outputs."""
+        if not self._outputs:
+            raise GraphError("graph: expected outputs, got none; call set_outputs")
+        return GraphIR(tuple(self._nodes), self._outputs, tuple(self._advances)).verify()
+
+    # how nodes are made
+
+    def apply(self, op: Op, *inputs: Tensor | Number) -> Tensor:
+        """Append a node of one output."""
+        first = next((x for x in inputs if isinstance(x, Tensor)), None)
+        return self._append(op, *(self.lift(x, like=first) for x in inputs))
+
+    def lift(self, x: Any, like: Tensor | None = None) -> Tensor:
+        """A Tensor of this graph: x itself, or numbers as a constant of the dtype of `like`."""
+        if isinstance(x, Tensor):
+            self._check_owner("operand", x)
+            return x
+        if isinstance(x, int | float | np.ndarray | np.generic):
+            return self.constant(x, None if like is None else like.dtype)
+        raise self._error("operand", "a tensor of this graph, or numbers", f"{type(x).__name__}")
+
+    def _append(self, op: Op, *inputs: Tensor) -> Tensor:
+        try:
+            types = op.inferred(*(tensor.type for tensor in inputs))
+        except GraphError as error:
+            raise GraphError(f"{error} (built at {user_location()})") from None
+        values = tuple(self._resolve(tensor) for tensor in inputs)
+        self._nodes.append(Node(op, values, types, user_location()))
+        return Tensor(self, Value(len(self._nodes) - 1), types[0])
+
+    def _leaf(self, op: Input | Parameter | State) -> Tensor:
+        subject = f"{op.name} {op.label!r}"
+        if not isinstance(op.label, str) or not op.label or not op.label.isprintable():
+            raise self._error(subject, "printable text as its name", repr(op.label))
+        if op.label in RESERVED:
+            raise self._error(subject, f"a name other than {', '.join(sorted(RESERVED))}", repr(op.label))
+        if op.label in self._names:
+            raise self._error(subject, "a name used once", f"the name of the one built at {self._names[op.label]}")
+        self._names[op.label] = user_location()
+        return self._append(op)
+
+    def _write(self, leaf: Value, op: Op, operands: list[Tensor]) -> Tensor:
+        written = self._append(op, Tensor(self, leaf, self._nodes[leaf.node].types[0]), *operands)
+        self._latest[leaf] = written.value
+        return written
+
+    def _resolve(self, tensor: Tensor) -> Value:
+        """The newest version of a state's handle; any other value as it is."""
+        return self._latest.get(tensor.value, tensor.value)
+
+    def _state_leaf(self, action: str, tensor: Tensor) -> Value:
+        if not isinstance(tensor, Tensor):
+            raise self._error(action, "a state", type(tensor).__name__)
+        self._check_owner(action, tensor)
+        value = tensor.value
+        while self._nodes[value.node].op.writes_state:
+            value = self._nodes[value.node].inputs[0]
+        if not isinstance(self._nodes[value.node].op, State):
+            raise self._error(action, "a state", f"the {self._nodes[value.node].op.name} {tensor}")
+        return value
+
+    def _label(self, leaf: Value) -> str:
+        op = self._nodes[leaf.node].op
+        assert isinstance(op, State)
+        return op.label
+
+    # checks
+
+    def _check_owner(self, subject: str, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            raise self._error(subject, "a tensor of this graph", type(tensor).__name__)
+        if tensor.graph is not self:
+            raise self._error(subject, "a tensor of this graph", "one of another graph")
+
+    def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
+        if isinstance(shape, int) or not all(_is_size(size) for size in shape):
+            raise self._error(subject, "a shape of integers >= 0", repr(shape))
+        return TensorType(tuple(int(size) for size in shape), self._dtype(subject, dtype))
+
+    def _dtype(self, subject: str, dtype: str) -> DType:
+        if dtype not in list(DType):
+            raise self._error(subject, f"a dtype among {', '.join(DType)}", repr(dtype))
+        return DType(dtype)
+
+    def _error(self, subject: str, expected: str, got: str) -> GraphError:
+        return GraphError(f"{subject} (built at {user_location()}): expected {expected}, got {got}")
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) >= 0
+
+
+def user_location() -> str:
+    """file:line of the innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

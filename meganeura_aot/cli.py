@@ -1,0 +1,157 @@
+"""The command line: the only place that prints."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from .builder import Graph
+from .compiler import Program, compile_graph, entry_points
+from .errors import MeganeuraError
+from .graph import GraphIR
+from .model_file import UsageError, load_graphs, parse_setting
+from .target import TARGETS
+from .version import VERSION
+
+STAGES = ("graph", "opt", "plan", "runner")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meganeura-aot", description="Compile a neural-network graph into one file that runs it on any GPU."
+    )
+    parser.add_argument("model", metavar="MODEL", type=Path, help="a Python file with build() -> Graph, or `graph`")
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="the runner to write (default: out/MODEL)")
+    parser.add_argument("--set", metavar="K=V", action="append", default=[], help="an argument of build()")
+    parser.add_argument("--target", choices=list(TARGETS), default="webgpu", help="what adapters it is for")
+    parser.add_argument("--emit", choices=STAGES, help="print a stage and write nothing")
+    parser.add_argument("--check", action="store_true", help="exit 1 and show the difference when OUT is out of date")
+    parser.add_argument("--report", action="store_true", help="print counts of dispatches, pipelines and bytes")
+    parser.add_argument("--no-optimize", action="store_true", help="one kernel an operator, for comparison")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say how long each step took")
+    parser.add_argument("--version", action="version", version=f"meganeura-aot {VERSION}")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0 for done, 1 for failed, 2 for wrong usage."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return run(options)
+    except UsageError as error:
+        return fail(str(error), 2)
+    except (MeganeuraError, OSError) as error:
+        return fail(str(error), 1)
+    except RecursionError:
+        return fail(f"{options.model}: the model is nested too deeply", 1)
+    except KeyboardInterrupt:
+        return fail("interrupted", 130)
+
+
+def fail(message: str, code: int) -> int:
+    print(f"meganeura-aot: {message}", file=sys.stderr)
+    return code
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.emit and options.check:
+        raise UsageError("--emit prints and --check compares: give one of them")
+    start = time.perf_counter()
+    graphs = load_graphs(options.model, dict(map(parse_setting, options.set)))
+    if options.emit == "graph":
+        print(stage_text(entry_points(graphs)), end="")
+        return 0
+    program = compile_program(graphs, options)
+    log(options, f"compiled {options.model}", start)
+    if options.emit:
+        print(emitted(program, options.emit), end="")
+        return 0
+    output = options.output or Path("out") / f"{options.model.stem}.py"
+    if options.check:
+        return check(program, output)
+    refuse_overwriting(options.model, output)
+    program.save(output)
+    log(options, f"wrote {output}", start)
+    if options.report:
+        print_report(program)
+    else:
+        report = program.report
+        print(f"{output}: {report.dispatches} dispatches, {report.pipelines} pipelines, {report.buffers} buffers")
+    return 0
+
+
+def compile_program(graphs: Graph | Mapping[str, Graph], options: argparse.Namespace) -> Program:
+    changing = [f"--set {setting}" for setting in options.set]
+    changing += [f"--target {options.target}"] if options.target != "webgpu" else []
+    changing += ["--no-optimize"] if options.no_optimize else []
+    return compile_graph(
+        graphs,
+        name=options.model.stem,
+        target=options.target,
+        optimize=not options.no_optimize,
+        command=" ".join(["meganeura-aot", options.model.name, *changing]),
+    )
+
+
+def emitted(program: Program, stage: str) -> str:
+    return {
+        "opt": lambda: stage_text(program.graphs),
+        "plan": lambda: program.plan.text(),
+        "runner": lambda: program.text,
+    }[stage]()
+
+
+def stage_text(graphs: Mapping[str, GraphIR]) -> str:
+    """The text of a graph; of several, each under a heading."""
+    if len(graphs) == 1:
+        return next(iter(graphs.values())).text()
+    return "\n".join(f"==== {entry} ====\n{graph.text()}" for entry, graph in graphs.items())
+
+
+def check(program: Program, output: Path) -> int:
+    if not output.is_file():
+        return fail(f"{output}: expected the runner of {program.name}, found no file", 1)
+    found = output.read_text(encoding="utf-8", errors="replace")
+    if found == program.text:
+        print(f"{output}: up to date")
+        return 0
+    lines = difflib.unified_diff(
+        found.splitlines(keepends=True), program.text.splitlines(keepends=True), str(output), "what would be generated"
+    )
+    sys.stdout.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
+    return fail(f"{output}: out of date; rebuild it with {program.command}", 1)
+
+
+def refuse_overwriting(model: Path, output: Path) -> None:
+    if output.exists() and output.samefile(model):
+        raise UsageError(f"{output}: is the model itself; give another file with -o")
+    if output.is_dir():
+        raise UsageError(f"{output}: is a folder; give a file with -o")
+
+
+def print_report(program: Program) -> None:
+    console = Console()
+    counts = Table(title=program.name, show_header=False)
+    for label, value in program.report.rows():
+        counts.add_row(label, value)
+    console.print(counts)
+    kernels = Table("kernel", "dispatches")
+    for label, number in program.report.operators:
+        kernels.add_row(label, str(number))
+    console.print(kernels)
+
+
+def log(options: argparse.Namespace, message: str, start: float) -> None:
+    if options.verbose:
+        print(f"{message} ({time.perf_counter() - start:.2f} s)", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

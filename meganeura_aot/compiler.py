@@ -1,0 +1,174 @@
+"""The line: graph -> rewritten graph -> plan -> placed plan -> text. Read this file first."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import keyword
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .builder import Graph
+from .emit import Header, emit
+from .errors import GraphError
+from .graph import GraphIR
+from .lowering import lower
+from .memory import share_buffers, verify_sharing
+from .passes import CLEANUP, PASSES, run_passes
+from .plan import ExecutionPlan
+from .report import Report, make_report
+from .target import find_target
+
+# Attributes of the emitted Runner that an entry point must not hide.
+RUNNER_NAMES = frozenset(
+    [
+        "accumulate",
+        "advance",
+        "allocate",
+        "apply",
+        "bind",
+        "bind_groups",
+        "buffer",
+        "buffers",
+        "call",
+        "check_inputs",
+        "checked",
+        "close",
+        "closed",
+        "constant",
+        "create_pipeline",
+        "device",
+        "encode",
+        "entries",
+        "features",
+        "get_state",
+        "gradients",
+        "has",
+        "init_weights",
+        "input",
+        "inputs",
+        "limits",
+        "load_checkpoint",
+        "load_weights",
+        "name",
+        "optimizer",
+        "optional_features",
+        "output",
+        "outputs",
+        "parameter",
+        "parameters",
+        "pipeline",
+        "pipelines",
+        "record",
+        "reset",
+        "save_checkpoint",
+        "save_weights",
+        "set_state",
+        "state",
+        "states",
+        "train_step",
+        "upload",
+        "weights",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program. graphs: as rewritten; text: the emitted file."""
+
+    name: str
+    command: str
+    graphs: Mapping[str, GraphIR]
+    sources: Mapping[str, GraphIR]
+    unshared: ExecutionPlan
+    plan: ExecutionPlan
+
+    @functools.cached_property
+    def report(self) -> Report:
+        return make_report(self.sources, self.unshared, self.plan)
+
+    @functools.cached_property
+    def text(self) -> str:
+        return emit(self.plan, Header(self.name, self.command, digest(self.sources)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the runner, atomically: a failure leaves what was there. Raises OSError."""
+        write_atomically(Path(path), self.text)
+
+    def load(self, **arguments: Any) -> Any:
+        """A Runner made from the emitted text; `arguments` go to its constructor (device, adapter, checked)."""
+        namespace: dict[str, Any] = {"__name__": self.name}
+        exec(compile(self.text, f"<{self.name}.py>", "exec"), namespace)
+        return namespace["Runner"](**arguments)
+
+
+def compile_graph(
+    graphs: Graph | GraphIR | Mapping[str, Graph | GraphIR],
+    *,
+    name: str = "model",
+    target: str = "webgpu",
+    optimize: bool = True,
+    command: str | None = None,
+) -> Program:
+    """Compile one graph (entry point `run`) or several that share parameters and states.
+
+    name: of the model, in the header. command: the one that rebuilds the file, in the header.
+    Raises GraphError for a graph without meaning, LoweringError for an operator without a kernel.
+    """
+    sources = entry_points(graphs)
+    aim = find_target(target)
+    passes = CLEANUP + PASSES if optimize else CLEANUP
+    rewritten = {entry: run_passes(graph, aim, passes) for entry, graph in sources.items()}
+    unshared = lower(rewritten, aim)
+    plan = share_buffers(unshared).verify()
+    verify_sharing(unshared, plan)
+    return Program(name, command or f"meganeura-aot {name}.py", rewritten, sources, unshared, plan)
+
+
+def entry_points(graphs: Graph | GraphIR | Mapping[str, Graph | GraphIR]) -> dict[str, GraphIR]:
+    """Entry name -> verified graph. A plain graph is the entry `run`."""
+    table = graphs if isinstance(graphs, Mapping) else {"run": graphs}
+    if not table:
+        raise GraphError("entry points: expected one graph or more, got none")
+    result: dict[str, GraphIR] = {}
+    for entry, graph in table.items():
+        if not isinstance(entry, str) or not entry.isidentifier() or keyword.iskeyword(entry):
+            raise GraphError(f"entry point {entry!r}: expected a Python identifier as its name")
+        if entry in RUNNER_NAMES or entry.startswith(("_", "b_", "p_", "g_", "encode_")):
+            raise GraphError(f"entry point {entry!r}: expected a name that is no attribute of a Runner")
+        if not isinstance(graph, Graph | GraphIR):
+            raise GraphError(f"entry point {entry!r}: expected a Graph, got {type(graph).__name__}")
+        result[entry] = graph.build() if isinstance(graph, Graph) else graph.verify()
+    return result
+
+
+def digest(graphs: Mapping[str, GraphIR]) -> str:
+    """16 hex digits that change when the graphs do."""
+    whole = "".join(f"{entry}\n{graph.text()}" for entry, graph in graphs.items())
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` in one step; its folder is made when missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~current_umask()
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,122 @@
+"""Render a template, and read the kernel's interface back from the WGSL: the text is the only truth."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .errors import KernelError
+
+_BINDING = re.compile(
+    r"@group\(0\) @binding\((?P<index>\d+)\) var<(?P<space>storage, read_write|storage, read|uniform)> (?P<name>\w+)\s*:"
+)
+_OVERRIDE = re.compile(r"^override (\w+)\s*:\s*(u32|i32|f32)", re.MULTILINE)
+_SIZE = re.compile(r"@workgroup_size\(([^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One `@binding` of group 0. access is "read", "read_write" or "uniform"."""
+
+    name: str
+    access: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A rendered WGSL module with one entry point `main`, and what it asks for."""
+
+    text: str
+    bindings: tuple[Binding, ...]
+    overrides: tuple[str, ...]
+
+    @staticmethod
+    def of(text: str) -> Kernel:
+        """Read the interface of `text`; raises KernelError when bindings are not 0, 1, 2, ... in order."""
+        found = list(_BINDING.finditer(text))
+        if [int(match["index"]) for match in found] != list(range(len(found))):
+            raise KernelError(f"bindings must be numbered 0, 1, 2, ... in order:\n{text}")
+        if text.count("@binding") != len(found):
+            raise KernelError(f"a binding is written in a form that the compiler does not read:\n{text}")
+        if len(_SIZE.findall(text)) != 1:
+            raise KernelError(f"expected one @workgroup_size:\n{text}")
+        access = {"storage, read": "read", "storage, read_write": "read_write", "uniform": "uniform"}
+        bindings = tuple(Binding(match["name"], access[match["space"]]) for match in found)
+        return Kernel(text, bindings, tuple(match[0] for match in _OVERRIDE.findall(text)))
+
+
+def data_folder(name: str) -> Path:
+    """The folder `shaders` or `runtime_stub`, in an installed wheel or in a checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_data" / name, package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise KernelError(f"{name}: not found beside the package; the installation is damaged")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_folder("shaders")),
+        undefined=jinja2.StrictUndefined,
+        line_statement_prefix="//%",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+@functools.cache
+def _library() -> Mapping[str, str]:
+    """The text of each function of shaders/lib, by its name."""
+    return {path.stem: path.read_text().strip() for path in sorted((data_folder("shaders") / "lib").glob("*.wgsl"))}
+
+
+def with_library(text: str) -> str:
+    """Append the library functions that `text` calls, and those that they call, in order of name."""
+    library = _library()
+    needed: set[str] = set()
+    pending = [text]
+    while pending:
+        code = re.sub(r"//.*", "", pending.pop())
+        called = set(re.findall(r"\b(\w+)\(", code)) & library.keys() - needed
+        needed |= called
+        pending += [library[name] for name in sorted(called)]
+    return text.rstrip() + "\n" + "".join(f"\n{library[name]}\n" for name in sorted(needed))
+
+
+def tidy(text: str) -> str:
+    """One blank line between kinds of declarations and around functions: line statements of jinja swallow them."""
+    lines: list[str] = []
+    kind = "comment"
+    for line in re.sub(r"\n{2,}", "\n\n", text).strip().split("\n"):
+        declared = next(
+            (k for k in ("@group", "override", "var<workgroup>", "fn", "@compute") if line.startswith(k)), ""
+        )
+        start = len(lines)
+        while start and lines[start - 1].startswith("//"):
+            start -= 1
+        if declared and kind != "@compute" and start and lines[start - 1] and (declared != kind or declared == "fn"):
+            lines.insert(start, "")
+        kind = declared or kind
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def render(template: str, variables: Mapping[str, Any]) -> Kernel:
+    """Render shaders/<template>.wgsl.j2; raises KernelError naming the template and what is undefined."""
+    try:
+        text = _environment().get_template(f"{template}.wgsl.j2").render(**variables)
+    except jinja2.TemplateError as error:
+        raise KernelError(f"template {template}: {error}") from error
+    text = tidy(text)
+    if re.search(r"\{[{%#]|[}%#]\}", text):
+        raise KernelError(f"template {template}: a jinja marker is left in the WGSL")
+    return Kernel.of(with_library(text))

@@ -1,0 +1,226 @@
+"""Graph to plan: each operator lowers itself; this file gives it names, storage and order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import GraphError, KernelError, LoweringError
+from .graph import DType, GraphIR, Node, TensorType, Value
+from .kernel import render
+from .op import Operand
+from .ops.leaf import Constant, Input, Leaf, Parameter, State
+from .ops.pointwise import dispatch_copy
+from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output
+from .target import Target
+
+LARGEST_CONSTANT = 1 << 20  # bytes of one constant inside the emitted file
+KIND_OF_LEAF: Mapping[type[Leaf], str] = {Input: "input", Parameter: "parameter", State: "state"}
+
+
+def fold_grid(groups: int, limit: int) -> tuple[int, int, int]:
+    """A grid of at least `groups` workgroups in x and y; kernels compute group = y * size_x + x and guard the rest."""
+    if groups <= limit:
+        return (groups, 1, 1)
+    rows = -(-groups // limit)
+    return (-(-groups // rows), rows, 1)
+
+
+def wgsl_literal(op: Constant) -> str | None:
+    """One number as WGSL, or None where its bits would not survive (inf, NaN, -0.0, subnormals) or it is not one."""
+    if op.infer().size != 1:
+        return None
+    value = op.array().reshape(())[()]
+    if op.dtype is DType.U32:
+        return f"{value}u"
+    if op.dtype is DType.I32:
+        return f"{value}i" if value != np.iinfo(np.int32).min else None
+    if not np.isfinite(value) or (value == 0 and np.signbit(value)) or 0 < abs(value) < np.finfo(np.float32).tiny:
+        return None
+    return f"{value!s}f"
+
+
+class EntryLowering:
+    """Lowers one graph; `dispatch` and `scratch` are what operators call."""
+
+    def __init__(self, entry: str, graph: GraphIR, target: Target, several: bool) -> None:
+        self.entry, self.graph, self.target, self.several = entry, graph, target, several
+        self.buffers: dict[str, BufferRef] = {}
+        self.dispatches: list[Dispatch] = []
+        self.storage: dict[Value, str] = {}
+        self.counts: Counter[str] = Counter()
+        self.current: tuple[Node, str] | None = None
+
+    # what operators call
+
+    def dispatch(
+        self,
+        template: str,
+        *,
+        variant: Mapping[str, Any],
+        bind: Mapping[str, Operand],
+        const: Mapping[str, int | float],
+        groups: int,
+        label: str = "",
+    ) -> None:
+        """Append a launch of `groups` workgroups of a template; nothing where groups is 0."""
+        if groups == 0:
+            return
+        assert self.current is not None
+        node, comment = self.current
+        kernel = render(template, variant)
+        missing = {binding.name for binding in kernel.bindings} ^ bind.keys()
+        if missing or set(kernel.overrides) != const.keys():
+            raise KernelError(
+                f"{node.op.name}: template {template} declares {[b.name for b in kernel.bindings]} and overrides "
+                f"{list(kernel.overrides)}, the operator gave {list(bind)} and {list(const)}"
+            )
+        self.dispatches.append(
+            Dispatch(
+                name=self.unique(node.op.name),
+                kernel=kernel,
+                label=label or node.op.name,
+                bindings=tuple((b.name, bind[b.name].buffer, b.access) for b in kernel.bindings),
+                constants=tuple((name, const[name]) for name in kernel.overrides),
+                grid=fold_grid(groups, self.target.limits["max-compute-workgroups-per-dimension"]),
+                comment=comment,
+            )
+        )
+
+    def scratch(self, type_: TensorType, name: str = "partial") -> Operand:
+        """A new buffer for values between two dispatches of one operator."""
+        return Operand(type_, self.add_buffer("scratch", name, type_))
+
+    # names and buffers
+
+    def unique(self, base: str) -> str:
+        name = f"{base}_{self.counts[base]}"
+        self.counts[base] += 1
+        return f"{self.entry}.{name}" if self.several else name
+
+    def add_buffer(self, kind: str, label: str, type_: TensorType, **more: Any) -> str:
+        shared = kind in ("parameter", "state")
+        name = label if shared else f"{self.entry}.{label}" if self.several else label
+        while not shared and name in self.buffers:
+            name += "_"
+        entry = "" if shared else self.entry
+        self.buffers[name] = BufferRef(name, kind, label, type_, max(4, type_.nbytes), entry, **more)
+        return name
+
+    def operand(self, value: Value) -> Operand:
+        op = self.graph.nodes[value.node].op
+        literal = wgsl_literal(op) if isinstance(op, Constant) else None
+        return Operand(self.graph.type_of(value), self.storage[value], literal)
+
+    # the walk
+
+    def run(self) -> EntryPlan:
+        problems: list[str] = []
+        outputs = self._name_outputs()
+        for index, node in enumerate(self.graph.nodes):
+            try:
+                self._lower(index, node, outputs)
+            except NotImplementedError as error:
+                problems.append(f"%{index} {node.op.name} (built at {node.location}): {error}")
+        if problems:
+            raise LoweringError("cannot lower:\n" + "\n".join(problems))
+        plans = tuple(
+            Output(name, self.storage[value], self.graph.type_of(value)) for name, value in self.graph.outputs
+        )
+        nodes = enumerate(self.graph.nodes)
+        inputs = tuple(self.storage[Value(index)] for index, node in nodes if isinstance(node.op, Input))
+        return EntryPlan(self.entry, inputs, plans, tuple(self.dispatches), self.graph.advances)
+
+    def _name_outputs(self) -> dict[Value, str]:
+        """The output name that each computed value is stored under: the first of its names."""
+        names: dict[Value, str] = {}
+        for name, value in self.graph.outputs:
+            names.setdefault(self._owner(value), name)
+        return names
+
+    def _owner(self, value: Value) -> Value:
+        """The value whose memory `value` is a view of."""
+        while self.graph.nodes[value.node].op.is_view:
+            value = self.graph.nodes[value.node].inputs[0]
+        return value
+
+    def _lower(self, index: int, node: Node, outputs: Mapping[Value, str]) -> None:
+        value = Value(index)
+        if isinstance(node.op, Leaf):
+            more = {"init": node.op.init} if isinstance(node.op, Parameter) else {}
+            kind = KIND_OF_LEAF[type(node.op)]
+            self.storage[value] = self.add_buffer(kind, node.op.label, node.types[0], **more)
+            return
+        if isinstance(node.op, Constant):
+            if node.types[0].nbytes > LARGEST_CONSTANT:
+                where = f"constant {node.types[0]} (built at {node.location})"
+                raise GraphError(
+                    f"{where}: expected at most 1 MiB, got {node.types[0].nbytes} bytes; make it a parameter"
+                )
+            name = self.unique("constant").removeprefix(f"{self.entry}.")
+            self.storage[value] = self.add_buffer("constant", name, node.types[0], data=node.op.data)
+            return
+        if node.op.is_view:
+            self.storage[value] = self.storage[node.inputs[0]]
+            return
+        if node.op.writes_state:
+            self._write_state(index, node)
+            return
+        for port, type_ in enumerate(node.types):
+            self.storage[Value(index, port)] = self._result(Value(index, port), node, type_, outputs)
+        self._call(node, [self.operand(v) for v in node.inputs], [Value(index, p) for p in range(len(node.types))])
+
+    def _result(self, value: Value, node: Node, type_: TensorType, outputs: Mapping[Value, str]) -> str:
+        if value in outputs:
+            return self.add_buffer("output", outputs[value], type_)
+        port = f".{value.port}" if value.port else ""
+        return self.add_buffer("scratch", f"{node.op.name}_{self.counts[node.op.name]}{port}", type_)
+
+    def _call(self, node: Node, inputs: list[Operand], outputs: list[Value]) -> None:
+        results = [Operand(self.graph.type_of(value), self.storage[value]) for value in outputs]
+        self.current = (node, describe(node, [operand.type for operand in inputs]))
+        node.op.lower(self, *inputs, out=results[0] if len(results) == 1 else tuple(results))
+
+    def _write_state(self, index: int, node: Node) -> None:
+        """Lower an in-place write; the old version is copied first when someone still reads it afterwards."""
+        old, memory = node.inputs[0], self.storage[node.inputs[0]]
+        views = {value for value, name in self.storage.items() if name == memory}
+        readers = [*node.inputs[1:], *(v for later in self.graph.nodes[index + 1 :] for v in later.inputs)]
+        readers += [value for _, value in self.graph.outputs]
+        if views.intersection(readers):
+            saved = self.scratch(self.graph.type_of(old), f"old_{self.buffers[memory].label}")
+            self.current = (node, f"{memory} before it is written: {saved.type}")
+            dispatch_copy(self, Operand(saved.type, memory), saved)
+            self.storage.update(dict.fromkeys(views, saved.buffer))
+        self.storage[Value(index)] = memory
+        operands = [Operand(self.graph.type_of(old), memory), *map(self.operand, node.inputs[1:])]
+        self._call(node, operands, [Value(index)])
+
+
+def describe(node: Node, types: list[TensorType]) -> str:
+    """The comment above a dispatch: what is computed, in shapes."""
+    custom = getattr(node.op, "describe", None)
+    if custom is not None:
+        return str(custom(types, node.types))
+    return f"{node.op.name}({', '.join(map(str, types))}) -> {', '.join(map(str, node.types))}"
+
+
+def lower(graphs: Mapping[str, GraphIR], target: Target) -> ExecutionPlan:
+    """The plan of a whole program; parameters and states are shared by name. Raises LoweringError, GraphError."""
+    buffers: dict[str, BufferRef] = {}
+    entries = []
+    for name, graph in graphs.items():
+        lowering = EntryLowering(name, graph, target, several=len(graphs) > 1)
+        entries.append(lowering.run())
+        for buffer in lowering.buffers.values():
+            known = buffers.setdefault(buffer.name, buffer)
+            if known != buffer:
+                raise GraphError(
+                    f"{buffer.kind} {buffer.label!r} of entry {name}: expected {known.kind} {known.type} as in an "
+                    f"earlier entry, got {buffer.kind} {buffer.type}"
+                )
+    order = sorted(buffers.values(), key=lambda buffer: KINDS.index(buffer.kind))
+    return ExecutionPlan({buffer.name: buffer for buffer in order}, tuple(entries), target).verify()

@@ -1,0 +1,119 @@
+"""Run a user's model file and take its graphs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from .builder import PACKAGE, Graph
+from .errors import MeganeuraError, ModelError
+
+
+class UsageError(MeganeuraError):
+    """The command line asks for something that does not exist."""
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value`: the value as a Python literal where it is one, else as text. Raises UsageError."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.isidentifier():
+        raise UsageError(f"--set {text}: expected key=value")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def load_graphs(path: Path, settings: Mapping[str, Any]) -> Graph | Mapping[str, Graph]:
+    """The result of `build(**settings)` in the file, or its variable `graph`. Raises ModelError, UsageError."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such model file")
+    module = run_file(path)
+    if hasattr(module, "build"):
+        return check_result(path, call_build(path, module.build, settings), "build() returned")
+    if not hasattr(module, "graph"):
+        raise ModelError(f"{path}: expected a function `build` or a variable `graph`, found neither")
+    if settings:
+        raise UsageError(f"{path}: --set needs a function `build`, the file has a variable `graph`")
+    return check_result(path, module.graph, "`graph` is")
+
+
+def run_file(path: Path) -> ModuleType:
+    """Execute the file as a module of its own; modules beside it can be imported, as when it is run."""
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    known = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module  # dataclasses and pickle look a module up by its name
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        guarded(path, exec, code, module.__dict__)
+    except (SyntaxError, ValueError) as error:
+        raise ModelError(f"{path}: {''.join(traceback.format_exception_only(error)).strip()}") from error
+    finally:
+        sys.path.remove(folder)
+        if known is None:
+            sys.modules.pop(path.stem, None)
+        else:
+            sys.modules[path.stem] = known
+    return module
+
+
+def call_build(path: Path, build: Any, settings: Mapping[str, Any]) -> Any:
+    if not callable(build):
+        raise ModelError(f"{path}: expected `build` to be a function, got {type(build).__name__}")
+    parameters = inspect.signature(build).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [key for key in settings if key not in names]
+    if unknown and not takes_any:
+        raise UsageError(f"--set {unknown[0]}: build takes {', '.join(names) or 'no arguments'}")
+    required = [p.name for p in parameters if p.default is p.empty and p.name in names and p.name not in settings]
+    if required:
+        raise UsageError(f"{path}: build needs {', '.join(required)}: give --set {required[0]}=VALUE")
+    return guarded(path, build, **settings)
+
+
+def guarded(path: Path, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call user code; its exceptions become a ModelError that shows the user's frames only."""
+    try:
+        return function(*args, **kwargs)
+    except MeganeuraError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{path}: the model raised\n{user_traceback(error)}") from error
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback without this package's frames."""
+
+    def is_user(frame: TracebackType) -> bool:
+        return not frame.tb_frame.f_code.co_filename.startswith(PACKAGE)
+
+    frames: list[TracebackType] = []
+    current = error.__traceback__
+    while current is not None:
+        frames.append(current)
+        current = current.tb_next
+    summary = traceback.StackSummary.extract((frame.tb_frame, frame.tb_lineno) for frame in frames if is_user(frame))
+    return "".join([*summary.format(), *traceback.format_exception_only(error)]).rstrip()
+
+
+def check_result(path: Path, result: Any, what: str) -> Graph | Mapping[str, Graph]:
+    if isinstance(result, Graph):
+        return result
+    if isinstance(result, Mapping) and result and all(isinstance(graph, Graph) for graph in result.values()):
+        return result
+    got = f"a dict of {_kinds(list(result.values()))}" if isinstance(result, Mapping) else type(result).__name__
+    raise ModelError(f"{path}: {what} {got}, expected a Graph or a dict of entry names to Graphs")
+
+
+def _kinds(values: Sequence[Any]) -> str:
+    return ", ".join(sorted({type(value).__name__ for value in values})) or "nothing"

@@ -1,0 +1,108 @@
+"""What an operator is: one frozen dataclass per operator, registered on definition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from .graph import DType, TensorType
+from .target import Target
+
+OPS: dict[str, type[Op]] = {}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as a kernel sees it: its type, the buffer that holds it, and its WGSL literal if it is one number."""
+
+    type: TensorType
+    buffer: str
+    literal: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+
+class Lowering(Protocol):
+    """What `Op.lower` receives as k."""
+
+    target: Target
+
+    def dispatch(
+        self,
+        template: str,
+        *,
+        variant: Mapping[str, Any],
+        bind: Mapping[str, Operand],
+        const: Mapping[str, int | float],
+        groups: int,
+        label: str = "",
+    ) -> None:
+        """Append a launch of `groups` workgroups of a template; nothing where groups is 0."""
+
+    def scratch(self, type_: TensorType, name: str = "partial") -> Operand:
+        """A new buffer for values between two dispatches of one operator."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One case of the generated tests: an operator, the types of its inputs, and how the inputs are drawn.
+
+    draw names a recipe of the tests: "normal", "small", "negative", "positive", "special", "integer"...
+    """
+
+    op: Op
+    inputs: tuple[TensorType, ...]
+    draw: str = "normal"
+
+
+@dataclass(frozen=True)
+class Op:
+    """Base of all operators. The fields of a subclass are its attributes.
+
+    infer(self, *types) -> TensorType, or a tuple for several outputs; raises GraphError
+    reference(self, *arrays) -> array, or a tuple: the meaning, in float64 (integers in their own dtype)
+    gradient(self, g, dy, y, *inputs) -> one Value or None per input
+    lower(self, k, *inputs, out) -> None: dispatches that compute `out`
+    """
+
+    name: ClassVar[str] = "op"
+    is_leaf: ClassVar[bool] = False  # has no inputs and no dispatch
+    is_view: ClassVar[bool] = False  # the output is the input's memory under another shape
+    writes_state: ClassVar[bool] = False  # the output is the memory of input 0, a state, after an in-place write
+    tolerance: ClassVar[str] = "pointwise"  # the line of the tolerance rule that its kernels are held to
+    infer: ClassVar[Callable[..., TensorType | tuple[TensorType, ...]]]
+    reference: ClassVar[Callable[..., Any]]
+    gradient: ClassVar[Callable[..., Any]]
+    lower: ClassVar[Callable[..., None]]
+
+    def __init_subclass__(cls, register: bool = True, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not register:
+            return
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        if cls.name in OPS:
+            raise TypeError(f"operator {cls.name} is defined twice")
+        OPS[cls.name] = cls
+
+    def inferred(self, *types: TensorType) -> tuple[TensorType, ...]:
+        """The output types, always as a tuple."""
+        result = self.infer(*types)
+        return result if isinstance(result, tuple) else (result,)
+
+    @classmethod
+    def samples(cls) -> Sequence[Sample]:
+        """Shapes and attributes that every generated test runs."""
+        return ()

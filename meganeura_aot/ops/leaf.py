@@ -1,0 +1,72 @@
+"""Leaves: tensors that exist before the first dispatch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..graph import DType, TensorType
+from ..op import Op
+
+Init = str | tuple[str, float] | None
+
+
+@dataclass(frozen=True)
+class Leaf(Op, register=False):
+    """A named tensor of a declared type."""
+
+    is_leaf: ClassVar[bool] = True
+    label: str = ""
+    type: TensorType = field(default=TensorType(()), repr=False)
+
+    def infer(self) -> TensorType:
+        return self.type
+
+
+@dataclass(frozen=True)
+class Input(Leaf):
+    """Given by the caller at every call."""
+
+
+@dataclass(frozen=True)
+class Parameter(Leaf):
+    """A weight. init is None, "zeros", "ones", ("uniform", a) or ("normal", s)."""
+
+    init: Init = None
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class State(Leaf):
+    """Lives on the GPU across calls; zero at start."""
+
+
+@dataclass(frozen=True)
+class Constant(Op):
+    """Numbers known at compile time. `data` is the little-endian bytes; the text form shows a digest."""
+
+    is_leaf: ClassVar[bool] = True
+    shape: tuple[int, ...] = field(default=(), repr=False)
+    dtype: DType = field(default=DType.F32, repr=False)
+    data: bytes = field(default=b"", repr=False)
+    digest: str = ""
+
+    @staticmethod
+    def of(array: np.ndarray[Any, Any], dtype: DType) -> Constant:
+        """A constant with the bits of `array`, which must already be of `dtype`."""
+        data = np.ascontiguousarray(array, dtype=dtype.numpy).tobytes()
+        shown = str(array.item()) if array.size == 1 else hashlib.sha256(data).hexdigest()[:8]
+        return Constant(tuple(array.shape), dtype, data, shown)
+
+    def infer(self) -> TensorType:
+        return TensorType(self.shape, self.dtype)
+
+    def array(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.data, dtype=self.dtype.numpy).reshape(self.shape)
+
+    def reference(self) -> np.ndarray[Any, Any]:
+        array = self.array()
+        return array.astype(np.float64) if self.dtype is DType.F32 else array

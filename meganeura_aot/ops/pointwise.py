@@ -1,0 +1,220 @@
+"""Pointwise operators: each is a row of the table in pointwise_table.py; broadcasting is built in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import GraphError
+from ..graph import DType, TensorType
+from ..op import Lowering, Op, Operand
+
+GROUP = 256  # threads a workgroup
+
+Array = np.ndarray[Any, Any]
+
+
+class Pointwise(Op, register=False):
+    """out[i] = f(a[i], b[i], ...) with the inputs broadcast against each other as in NumPy.
+
+    wgsl: a format string over the operands {0}, {1}, ... and the attributes, or one such string per dtype
+    numpy: the same function over arrays, then the attributes
+    rule: which dtypes it takes and gives: see `result_dtype`
+    derivative: (g, dy, y, inputs, attributes) -> one gradient per input, or None where it is zero everywhere
+    """
+
+    wgsl: ClassVar[str | Mapping[DType, str]]
+    numpy: ClassVar[Callable[..., Any]]
+    rule: ClassVar[str]
+    arity: ClassVar[int]
+    derivative: ClassVar[Callable[..., Any] | None]
+
+    def attributes(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def infer(self, *types: TensorType) -> TensorType:
+        """Broadcast the shapes; raises GraphError when they do not fit or the dtypes are not allowed."""
+        if len(types) != self.arity:
+            raise GraphError(f"{self.name}: expected {self.arity} inputs, got {len(types)}")
+        return TensorType(broadcast_shapes(self.name, [t.shape for t in types]), self.result_dtype(types))
+
+    def result_dtype(self, types: Sequence[TensorType]) -> DType:
+        """float: f32 to f32. number, integer: one dtype in and out. compare: one dtype to f32. select: (any, T, T)
+        to T. cast: any dtype to the attribute `dtype`."""
+        dtypes = [t.dtype for t in types]
+        if self.rule == "cast":
+            return DType(self.attributes()["dtype"])
+        same = dtypes[1:] if self.rule == "select" else dtypes
+        if len(set(same)) > 1:
+            raise GraphError(f"{self.name}: expected inputs of one dtype, got {' and '.join(map(str, dtypes))}")
+        if self.rule == "float" and same[0].is_integer:
+            raise GraphError(f"{self.name}: expected f32, got {same[0]}")
+        if self.rule == "integer" and not same[0].is_integer:
+            raise GraphError(f"{self.name}: expected i32 or u32, got {same[0]}")
+        if self.rule == "signed" and same[0] is DType.U32:
+            raise GraphError(f"{self.name}: expected f32 or i32, got u32")
+        return DType.F32 if self.rule == "compare" else same[0]
+
+    def reference(self, *arrays: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(type(self).numpy(*arrays, **self.attributes()))
+
+    def expression(self, operands: Sequence[str], dtype: DType) -> str:
+        """The WGSL of this operator over operand texts; `dtype` is that of the last operand."""
+        wgsl = type(self).wgsl
+        template = wgsl if isinstance(wgsl, str) else wgsl[dtype]
+        shown = {name: f"{np.float32(v)!s}f" for name, v in self.attributes().items() if isinstance(v, float)}
+        return template.format(*operands, **{**self.attributes(), **shown})
+
+    def gradient(self, g: Any, dy: Any, y: Any, *inputs: Any) -> tuple[Any, ...]:
+        rule = type(self).derivative
+        if rule is None:
+            return (None,) * len(inputs)
+        parts = rule(g, dy, y, *inputs, **self.attributes())
+        return tuple(None if part is None else g.sum_to(part, x.shape) for part, x in zip(parts, inputs, strict=True))
+
+    def lower(self, k: Lowering, *inputs: Operand, out: Operand) -> None:
+        dispatch_pointwise(k, (Step(self, tuple(range(len(inputs)))),), inputs, out, self.name)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pointwise operator inside a kernel. Operands: 0.. are the kernel's inputs, then the earlier steps."""
+
+    op: Pointwise
+    operands: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op.name}({', '.join(map(str, self.operands))})"
+
+
+def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """NumPy's rule; raises GraphError with the shapes."""
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        got = " and ".join(str(list(shape)) for shape in shapes)
+        raise GraphError(f"{name}: expected shapes that broadcast together, got {got}") from None
+
+
+def evaluate_steps(steps: Sequence[Step], arrays: Sequence[Array]) -> Array:
+    """NumPy's meaning of a chain of steps."""
+    values = list(arrays)
+    for step in steps:
+        values.append(step.op.reference(*(values[i] for i in step.operands)))
+    return values[-1]
+
+
+def step_dtypes(steps: Sequence[Step], dtypes: Sequence[DType]) -> list[DType]:
+    """The dtype of every input, then of every step."""
+    known = list(dtypes)
+    for step in steps:
+        known.append(step.op.result_dtype([TensorType((), known[i]) for i in step.operands]))
+    return known
+
+
+def write_steps(steps: Sequence[Step], texts: Sequence[str], dtypes: Sequence[DType]) -> tuple[list[str], str]:
+    """WGSL statements for all steps but the last, and the expression of the last (the input where there is none)."""
+    known, values, lines = step_dtypes(steps, dtypes), list(texts), []
+    for index, step in enumerate(steps):
+        values.append(step.op.expression([values[i] for i in step.operands], known[step.operands[-1]]))
+        if index < len(steps) - 1:
+            lines.append(f"let v{index} = {values[-1]};")
+            values[-1] = f"v{index}"
+    return lines, values[-1]
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """Several shapes that broadcast to one, with neighbouring dimensions joined where all shapes agree to.
+
+    dims: sizes, outermost first. spans[k][d]: whether shape k extends over dimension d (it is broadcast elsewhere).
+    """
+
+    dims: tuple[int, ...]
+    spans: tuple[tuple[bool, ...], ...]
+
+
+def collapse(out: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Collapsed:
+    """Join dimensions of `out` that every one of `shapes` either spans or lacks together."""
+    padded = [(1,) * (len(out) - len(shape)) + shape for shape in shapes]
+    dims: list[int] = []
+    patterns: list[tuple[bool, ...]] = []
+    for axis, size in enumerate(out):
+        if size == 1:
+            continue
+        pattern = tuple(shape[axis] == size for shape in padded)
+        if patterns and patterns[-1] == pattern:
+            dims[-1] *= size
+        else:
+            dims.append(size)
+            patterns.append(pattern)
+    return Collapsed(tuple(dims), tuple(tuple(p[k] for p in patterns) for k in range(len(shapes))))
+
+
+def index_text(spans: Sequence[bool], prefix: str = "D") -> str:
+    """The WGSL index of a broadcast tensor from the coordinates c0, c1, ... of the collapsed output."""
+    if all(spans):
+        return "i"
+    terms, stride = [], ""
+    for axis in reversed(range(len(spans))):
+        if spans[axis]:
+            terms.append(f"c{axis}{stride}")
+            stride += f" * {prefix}{axis}"
+    return " + ".join(reversed(terms)) or "0"
+
+
+def coordinate_lines(used: set[int], rank: int, prefix: str = "D") -> list[str]:
+    """WGSL statements that split the linear index i into the coordinates in `used`."""
+    lines = []
+    for axis in sorted(used):
+        inner = [f"{prefix}{d}" for d in range(axis + 1, rank)]
+        quotient = "i" if not inner else f"i / {inner[0]}" if len(inner) == 1 else f"i / ({' * '.join(inner)})"
+        lines.append(f"let c{axis} = {quotient}{f' % {prefix}{axis}' if axis else ''};")
+    return lines
+
+
+def dispatch_pointwise(k: Lowering, steps: Sequence[Step], inputs: Sequence[Operand], out: Operand, label: str) -> None:
+    """One kernel that computes `steps` for every element of `out`."""
+    layout = collapse(out.shape, [operand.shape for operand in inputs])
+    names: dict[tuple[str, str], str] = {}
+    bind: dict[str, Operand] = {}
+    texts = []
+    constant = all(operand.literal for operand in inputs)  # a module must not compute infinities at compile time
+    for operand, spans in zip(inputs, layout.spans, strict=True):
+        index = index_text(spans)
+        if operand.literal is not None and not constant:
+            texts.append(operand.literal)
+            continue
+        key = (operand.buffer, index)
+        name = names.setdefault(key, "abcdefgh"[len(names)])
+        bind[name] = operand
+        texts.append(f"{name}[{index}]")
+    lines, result = write_steps(steps, texts, [operand.dtype for operand in inputs])
+    used = {axis for spans in layout.spans if not all(spans) for axis, spanned in enumerate(spans) if spanned}
+    coordinates = coordinate_lines(used, len(layout.dims))
+    body = "\n".join([*coordinates, *texts])
+    k.dispatch(
+        "pointwise",
+        variant={
+            "inputs": [(name, operand.dtype) for name, operand in bind.items()],
+            "out_dtype": out.dtype,
+            "dims": [f"D{d}" for d in range(len(layout.dims)) if f"D{d}" in body],
+            "lines": [*coordinates, *lines],
+            "result": result,
+            "title": label,
+        },
+        bind={**bind, "out": out},
+        const={"N": out.size} | {f"D{d}": s for d, s in enumerate(layout.dims) if f"D{d}" in body},
+        groups=math.ceil(out.size / GROUP),
+        label=label,
+    )
+
+
+def dispatch_copy(k: Lowering, x: Operand, out: Operand) -> None:
+    """Copy x, broadcast to the shape of `out`."""
+    dispatch_pointwise(k, (), (x,), out, "copy")

@@ -1,0 +1,338 @@
+"""The table of pointwise operators: a row names an operator and says what it means everywhere.
+
+Functions ending in _f32, _i32 or _u32 are those of shaders/lib: the builtins of WGSL promise too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..graph import DType, TensorType
+from ..op import Sample
+from .pointwise import Array, Pointwise
+
+F32, I32, U32 = DType.F32, DType.I32, DType.U32
+SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _by_dtype(f32: str, i32: str, u32: str) -> Mapping[DType, str]:
+    return {F32: f32, I32: i32, U32: u32}
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.where(x < 0, np.exp(-np.logaddexp(0, -x)), 1 / (1 + np.exp(-x)))
+
+
+def _gelu(x: Array) -> Array:
+    return np.where(np.isneginf(x), -0.0, 0.5 * x * _erfc(-x / math.sqrt(2)))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    # 1 + tanh(u) = 2 sigmoid(2u), which does not cancel in the tail
+    return np.where(np.isneginf(x), -0.0, x * _sigmoid(2 * SQRT_2_OVER_PI * (x + 0.044715 * x**3)))
+
+
+def _integer_divide(a: Array, b: Array) -> Array:
+    return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b))).astype(a.dtype)
+
+
+def _remainder(a: Array, b: Array) -> Array:
+    return np.where(b == 0, 0, np.remainder(a, np.where(b == 0, 1, b))).astype(a.dtype)
+
+
+def _cast(x: Array, dtype: str) -> Array:
+    if dtype == "f32":
+        return x.astype(np.float64)
+    if x.dtype.kind != "f":
+        return x.astype(DType(dtype).numpy)
+    limits = np.iinfo(DType(dtype).numpy)
+    whole = np.trunc(np.where(np.isnan(x), 0, x))
+    return np.asarray(np.clip(whole, limits.min, limits.max)).astype(DType(dtype).numpy)
+
+
+def _clip(x: Array, low: Array, high: Array) -> Array:
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _comparison(compare: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: compare(a, b).astype(np.float64)
+
+
+def _d_gelu(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+    density = g.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return (dy * (g.erf(x * math.sqrt(0.5)) * 0.5 + 0.5 + x * density),)
+
+
+def _d_gelu_tanh(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+    s = g.sigmoid((x + x * x * x * 0.044715) * (2 * SQRT_2_OVER_PI))
+    return (dy * (s + x * s * (1.0 - s) * (2 * SQRT_2_OVER_PI) * (x * x * 0.134145 + 1.0)),)
+
+
+def _d_extremum(first: str, tie: float) -> Callable[..., Any]:
+    """Gradient of maximum and minimum: equal inputs share it, as in PyTorch."""
+
+    def rule(g: Any, dy: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
+        share = getattr(g, first)(a, b) + g.equal(a, b) * tie
+        return (dy * share, dy * (1.0 - share))
+
+    return rule
+
+
+def _row(
+    name: str,
+    arity: int,
+    wgsl: str | Mapping[DType, str],
+    numpy: Callable[..., Any],
+    derivative: Callable[..., Any] | None = None,
+    *,
+    rule: str = "float",
+    draws: Sequence[str] = ("normal", "small", "negative", "special"),
+    attributes: Sequence[tuple[str, type, Any]] = (),
+) -> None:
+    namespace = {
+        "__module__": __name__,
+        "name": name,
+        "arity": arity,
+        "wgsl": wgsl,
+        "numpy": staticmethod(numpy),
+        "derivative": staticmethod(derivative) if derivative else None,
+        "rule": rule,
+        "samples": classmethod(lambda cls: _samples(cls, tuple(draws))),
+    }
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    make_dataclass(class_name, attributes, bases=(Pointwise,), namespace=namespace, frozen=True)
+
+
+def _samples(cls: type[Pointwise], draws: Sequence[str]) -> list[Sample]:
+    """Shapes around a workgroup, broadcasts of every kind, each kind of numbers, each dtype."""
+    dtypes = {"float": [F32], "integer": [I32, U32], "signed": [F32, I32]}.get(cls.rule, [F32, I32, U32])
+    shapes = [(7,), (257,), (3, 65)]
+    samples = []
+    for dtype in dtypes:
+        kinds = draws if dtype is F32 else ("integer",)
+        samples += [Sample(cls(), (TensorType(s, dtype),) * cls.arity, k) for k in kinds for s in shapes]
+        if cls.arity > 1:
+            samples += [Sample(cls(), _broadcast(cls.arity, dtype), kinds[0])]
+    return samples
+
+
+def _broadcast(arity: int, dtype: DType) -> tuple[TensorType, ...]:
+    return tuple(TensorType(s, dtype) for s in ((2, 1, 5), (3, 1), ())[:arity])
+
+
+def define_table() -> None:
+    """Register every row. Gradients are written with the builder g: x and y are the input and the output."""
+    define_float_functions()
+    define_activations()
+    define_arithmetic()
+    define_comparisons()
+    define_integer_functions()
+
+
+def define_float_functions() -> None:
+    _row("exp", 1, "exp_f32({0})", np.exp, lambda g, dy, y, x: (dy * y,))
+    _row("log", 1, "log_f32({0})", np.log, lambda g, dy, y, x: (dy / x,))
+    _row("log1p", 1, "log1p_f32({0})", np.log1p, lambda g, dy, y, x: (dy / (x + 1.0),))
+    _row("expm1", 1, "expm1_f32({0})", np.expm1, lambda g, dy, y, x: (dy * (y + 1.0),))
+    _row("sqrt", 1, "sqrt({0})", np.sqrt, lambda g, dy, y, x: (dy * 0.5 / y,))
+    _row("rsqrt", 1, "inverseSqrt({0})", lambda x: 1 / np.sqrt(x), lambda g, dy, y, x: (dy * y * y * y * -0.5,))
+    _row("recip", 1, "div_f32(1.0, {0})", lambda x: 1 / x, lambda g, dy, y, x: (-(dy * y * y),))
+    _row("erf", 1, "erf_f32({0})", _erf, lambda g, dy, y, x: (dy * g.exp(-(x * x)) * (2 / math.sqrt(math.pi)),))
+    _row("sin", 1, "sin_f32({0})", np.sin, lambda g, dy, y, x: (dy * g.cos(x),))
+    _row("cos", 1, "cos_f32({0})", np.cos, lambda g, dy, y, x: (-(dy * g.sin(x)),))
+    _row("floor", 1, "floor({0})", np.floor)
+    _row("ceil", 1, "ceil({0})", np.ceil)
+    _row("round", 1, "round({0})", np.rint)
+    _row("sign", 1, _by_dtype("sign_f32({0})", "sign({0})", ""), np.sign, rule="signed")
+    _row("pow", 2, "pow_f32({0}, {1})", np.power, _d_pow, draws=("positive", "special"))
+
+
+def _d_pow(g: Any, dy: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    safe = g.where(g.greater(a, a * 0.0), a, a * 0.0 + 1.0)
+    return (dy * b * g.pow(a, b - 1.0), dy * y * g.log(safe))
+
+
+def define_activations() -> None:
+    _row("relu", 1, _by_dtype("relu_f32({0})", "max({0}, 0i)", "{0}"), _relu, _d_relu, rule="number")
+    _row("sigmoid", 1, "sigmoid_f32({0})", _sigmoid, lambda g, dy, y, x: (dy * y * (1.0 - y),))
+    _row("tanh", 1, "tanh_f32({0})", np.tanh, lambda g, dy, y, x: (dy * (1.0 - y * y),))
+    _row("silu", 1, "silu_f32({0})", lambda x: np.where(np.isneginf(x), -0.0, x * _sigmoid(x)), _d_silu)
+    _row("gelu", 1, "gelu_erf_f32({0})", _gelu, _d_gelu)
+    _row("gelu_tanh", 1, "gelu_tanh_f32({0})", _gelu_tanh, _d_gelu_tanh)
+    _row("softplus", 1, "softplus_f32({0})", lambda x: np.logaddexp(0, x), lambda g, dy, y, x: (dy * g.sigmoid(x),))
+    alpha = ("alpha", float)
+    _row(
+        "leaky_relu",
+        1,
+        "select({0} * {alpha}, {0}, {0} > 0.0)",
+        lambda x, alpha: np.where(x > 0, x, x * np.float32(alpha)),
+        lambda g, dy, y, x, alpha: (g.where(g.greater(x, 0.0), dy, dy * alpha),),
+        attributes=[(*alpha, 0.01)],
+    )
+    _row(
+        "elu",
+        1,
+        "elu_f32({0}, {alpha})",
+        lambda x, alpha: np.where(x > 0, x, np.float32(alpha) * np.expm1(np.minimum(x, 0))),
+        lambda g, dy, y, x, alpha: (g.where(g.greater(x, 0.0), dy, dy * (y + alpha)),),
+        attributes=[(*alpha, 1.0)],
+    )
+    _row(
+        "hard_sigmoid",
+        1,
+        "clip_f32({0} * {alpha} + {beta}, 0.0, 1.0)",
+        lambda x, alpha, beta: np.minimum(np.maximum(x * np.float32(alpha) + np.float32(beta), 0), 1),
+        lambda g, dy, y, x, alpha, beta: (dy * g.greater(y, 0.0) * g.less(y, 1.0) * alpha,),
+        attributes=[(*alpha, 0.2), ("beta", float, 0.5)],
+        draws=("normal", "special"),
+    )
+    _row(
+        "hard_swish",
+        1,
+        "{0} * clip_f32({0} + 3.0, 0.0, 6.0) / 6.0",
+        lambda x: x * np.minimum(np.maximum(x + 3, 0), 6) / 6,
+        lambda g, dy, y, x: (dy * g.where(g.greater(x, 3.0), 1.0, g.where(g.less(x, -3.0), 0.0, x * (1 / 3) + 0.5)),),
+        draws=("normal", "small"),
+    )
+    _row("swiglu", 2, "silu_f32({0}) * {1}", lambda a, b: a * _sigmoid(a) * b, _d_swiglu, draws=("normal", "small"))
+    _row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * _silu_slope(x), draws=("normal", "small"))
+    _row(
+        "swiglu_grad_gate",
+        3,
+        "{0} * {2} * silu_slope_f32({1})",
+        lambda dy, gate, up: dy * up * _silu_slope(gate),
+        draws=("normal", "small"),
+    )
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+def _d_relu(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+    return (dy * g.greater(x, 0.0),)
+
+
+def _silu_slope(x: Array) -> Array:
+    s = _sigmoid(x)
+    return np.asarray(s + x * s * (1 - s))
+
+
+def _d_silu(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+    return (g.silu_grad(dy, x),)
+
+
+def _d_swiglu(g: Any, dy: Any, y: Any, gate: Any, up: Any) -> tuple[Any, ...]:
+    return (g.swiglu_grad_gate(dy, gate, up), dy * g.silu(gate))
+
+
+def define_arithmetic() -> None:
+    number = {"rule": "number", "draws": ("normal", "small")}
+    _row("add", 2, "{0} + {1}", np.add, lambda g, dy, y, a, b: (dy, dy), **number)  # type: ignore[arg-type]
+    _row("sub", 2, "{0} - {1}", np.subtract, lambda g, dy, y, a, b: (dy, -dy), **number)  # type: ignore[arg-type]
+    _row("mul", 2, "{0} * {1}", np.multiply, lambda g, dy, y, a, b: (dy * b, dy * a), **number)  # type: ignore[arg-type]
+    _row(
+        "div",
+        2,
+        "div_f32({0}, {1})",
+        np.divide,
+        lambda g, dy, y, a, b: (dy / b, -(dy * y / b)),
+        draws=("normal", "small"),
+    )
+    _row("neg", 1, "-{0}", np.negative, lambda g, dy, y, x: (-dy,), rule="signed")
+    _row("abs", 1, "abs({0})", np.abs, lambda g, dy, y, x: (dy * g.sign(x),), rule="signed")
+    _row(
+        "maximum",
+        2,
+        _by_dtype("maximum_f32({0}, {1})", "max({0}, {1})", "max({0}, {1})"),
+        np.maximum,
+        _d_extremum("greater", 0.5),
+        rule="number",
+    )
+    _row(
+        "minimum",
+        2,
+        _by_dtype("minimum_f32({0}, {1})", "min({0}, {1})", "min({0}, {1})"),
+        np.minimum,
+        _d_extremum("less", 0.5),
+        rule="number",
+    )
+    _row(
+        "clip",
+        3,
+        _by_dtype("clip_f32({0}, {1}, {2})", *["min(max({0}, {1}), {2})"] * 2),
+        _clip,
+        lambda g, dy, y, x, low, high: (dy * g.greater_equal(x, low) * g.less_equal(x, high), None, None),
+        rule="number",
+        draws=("normal",),
+    )
+    _row(
+        "where",
+        3,
+        "select({1}, {2}, {0} == 0)",
+        lambda c, a, b: np.where(c != 0, a, b),
+        lambda g, dy, y, c, a, b: (None, g.where(c, dy, 0.0), g.where(c, 0.0, dy)),
+        rule="select",
+        draws=("normal", "special"),
+    )
+
+
+def define_comparisons() -> None:
+    for name, symbol, compare in [
+        ("greater", ">", np.greater),
+        ("greater_equal", ">=", np.greater_equal),
+        ("less", "<", np.less),
+        ("less_equal", "<=", np.less_equal),
+        ("equal", "==", np.equal),
+        ("not_equal", "!=", np.not_equal),
+    ]:
+        text = f"select(0.0, 1.0, {{0}} {symbol} {{1}})"
+        if symbol == "!=":  # some adapters call NaN != NaN false, and none calls NaN == NaN true
+            text = "select(1.0, 0.0, {0} == {1})"
+        _row(name, 2, text, _comparison(compare), rule="compare", draws=("normal", "special"))
+
+
+def define_integer_functions() -> None:
+    def pair(name: str) -> Mapping[DType, str]:
+        return {I32: f"{name}_i32({{0}}, {{1}})", U32: f"{name}_u32({{0}}, {{1}})"}
+
+    divide = {I32: "floor_div_i32({0}, {1})", U32: "div_u32({0}, {1})"}
+    _row("floor_div", 2, divide, _integer_divide, rule="integer")
+    _row("mod", 2, pair("mod"), _remainder, rule="integer")
+    _row("bitwise_and", 2, "{0} & {1}", np.bitwise_and, rule="integer")
+    _row("bitwise_or", 2, "{0} | {1}", np.bitwise_or, rule="integer")
+    _row("bitwise_xor", 2, "{0} ^ {1}", np.bitwise_xor, rule="integer")
+    _row("shift_left", 2, pair("shift_left"), np.left_shift, rule="integer")
+    _row("shift_right", 2, pair("shift_right"), np.right_shift, rule="integer")
+
+
+define_table()
+
+
+@dataclass(frozen=True)
+class Cast(Pointwise):
+    """Convert to `dtype`. f32 to integer truncates towards zero and saturates, NaN gives 0; integers wrap."""
+
+    arity: ClassVar[int] = 1
+    rule: ClassVar[str] = "cast"
+    numpy: ClassVar[Callable[..., Any]] = staticmethod(_cast)
+    derivative: ClassVar[Callable[..., Any] | None] = None
+    wgsl: ClassVar[str | Mapping[DType, str]] = {
+        F32: "f32_to_{dtype}({0})",
+        I32: "{dtype}({0})",
+        U32: "{dtype}({0})",
+    }
+    dtype: str = "f32"
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        pairs = [(F32, "i32"), (F32, "u32"), (I32, "f32"), (U32, "f32"), (I32, "u32"), (U32, "i32")]
+        draw = {F32: "special", I32: "integer", U32: "integer"}
+        return [Sample(cls(to), (TensorType((257,), dtype),), draw[dtype]) for dtype, to in pairs]

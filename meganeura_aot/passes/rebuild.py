@@ -1,0 +1,33 @@
+"""Rebuild a graph node by node: how every pass changes a frozen graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import GraphIR, Node, Value
+from ..op import Op
+
+
+class Rebuild:
+    """A new graph under construction, and where each value of the old one went."""
+
+    def __init__(self, graph: GraphIR) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.moved: dict[Value, Value] = {}
+
+    def copy(self, value: Value) -> None:
+        """Copy the node of `value` unchanged."""
+        self.replace(value, self.graph.nodes[value.node].op, self.graph.nodes[value.node].inputs)
+
+    def replace(self, value: Value, op: Op, inputs: Sequence[Value]) -> None:
+        """Put `op` over old values where the node of `value` was; its outputs stand for that node's."""
+        old = self.graph.nodes[value.node]
+        node = Node(op, tuple(self.moved[v] for v in inputs), old.types, old.location)
+        self.nodes.append(node)
+        for port in range(len(old.types)):
+            self.moved[Value(value.node, port)] = Value(len(self.nodes) - 1, port)
+
+    def finish(self) -> GraphIR:
+        outputs = tuple((name, self.moved[value]) for name, value in self.graph.outputs)
+        return GraphIR(tuple(self.nodes), outputs, self.graph.advances)

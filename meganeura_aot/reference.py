@@ -1,0 +1,33 @@
+"""The oracle: what a graph means, in NumPy and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .graph import GraphIR, Value
+from .ops.leaf import Leaf
+
+Array = np.ndarray[Any, Any]
+
+
+def evaluate(graph: GraphIR, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs by name, and every written state under its own name; feeds holds inputs, parameters and states."""
+    values: dict[Value, Array] = {}
+    results: dict[str, Array] = {}
+    labels: dict[Value, str] = {}
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node.op, Leaf):
+            array = np.asarray(feeds[node.op.label])
+            result = array.astype(np.float64) if array.dtype.kind == "f" else array
+            labels[Value(index)] = node.op.label
+        else:
+            result = node.op.reference(*(values[value] for value in node.inputs))
+        for port, array in enumerate(result if isinstance(result, tuple) else (result,)):
+            values[Value(index, port)] = array
+        if node.op.writes_state:
+            labels[Value(index)] = labels[node.inputs[0]]
+            results[labels[Value(index)]] = values[Value(index)]
+    return results | {name: values[value] for name, value in graph.outputs}

@@ -1,0 +1,107 @@
+"""Tensor: the handle of a value in a graph under construction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import GraphError
+from .graph import DType, TensorType, Value
+
+if TYPE_CHECKING:
+    from .builder import Graph
+
+Number = int | float
+
+
+class Tensor:
+    """A value with `.shape`, `.dtype` and the operators + - * / // % @ & | ^ << >> neg [] of NumPy."""
+
+    __array_ufunc__ = None  # so that NumPy leaves array + tensor to us
+    __hash__ = object.__hash__
+
+    def __init__(self, graph: Graph, value: Value, type_: TensorType) -> None:
+        self.graph, self.value, self.type = graph, value, type_
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        return self.type.rank
+
+    def __repr__(self) -> str:
+        return f"{self.value} {self.type}"
+
+    def __bool__(self) -> bool:
+        raise GraphError("tensor: has no truth value while the graph is built; use where or a comparison method")
+
+    def __iter__(self) -> Any:
+        raise GraphError("tensor: expected indices; iteration over a tensor is not supported, use split")
+
+    def __add__(self, other: Any) -> Tensor:
+        return self.graph.add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return self.graph.add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.graph.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return self.graph.sub(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self.graph.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return self.graph.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self.graph.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return self.graph.div(other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return self.graph.floor_div(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return self.graph.floor_div(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return self.graph.mod(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return self.graph.mod(other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self.graph.pow(self, other)
+
+    def __and__(self, other: Any) -> Tensor:
+        return self.graph.bitwise_and(self, other)
+
+    def __or__(self, other: Any) -> Tensor:
+        return self.graph.bitwise_or(self, other)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return self.graph.bitwise_xor(self, other)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return self.graph.shift_left(self, other)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return self.graph.shift_right(self, other)
+
+    def __neg__(self) -> Tensor:
+        return self.graph.neg(self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self.graph.matmul(self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.graph.slice(self, index)

@@ -1,0 +1,102 @@
+"""Which adapter and device a runner gets, and what to do when it gets none."""
+
+import importlib
+import os
+import platform
+import tempfile
+from typing import Any
+
+# WebGPU's default limits. wgpu-py grants every limit left out at the ADAPTER's value, and a model would run here and fail
+# elsewhere: a runner asks for all of them, and raises only those it needs. It uses no textures, samplers or vertices:
+# of such limits it asks for no more than there is.
+DEFAULT_LIMITS = """
+max-storage-buffers-per-shader-stage 8 max-storage-buffer-binding-size 134217728 max-buffer-size 268435456
+max-uniform-buffers-per-shader-stage 12 max-uniform-buffer-binding-size 65536 max-bindings-per-bind-group 1000
+max-compute-workgroup-storage-size 16384 max-compute-invocations-per-workgroup 256 max-bind-groups 4
+max-compute-workgroup-size-x 256 max-compute-workgroup-size-y 256 max-compute-workgroup-size-z 64
+max-compute-workgroups-per-dimension 65535 min-uniform-buffer-offset-alignment 256
+max-dynamic-storage-buffers-per-pipeline-layout 4 min-storage-buffer-offset-alignment 256
+max-dynamic-uniform-buffers-per-pipeline-layout 8 max-texture-dimension-1d 8192 max-texture-dimension-2d 8192
+max-texture-dimension-3d 2048 max-texture-array-layers 256 max-sampled-textures-per-shader-stage 16
+max-samplers-per-shader-stage 16 max-storage-textures-per-shader-stage 4 max-bind-groups-plus-vertex-buffers 24
+max-vertex-buffers 8 max-vertex-attributes 16 max-vertex-buffer-array-stride 2048 max-color-attachments 8
+max-inter-stage-shader-variables 16 max-color-attachment-bytes-per-sample 32 max-immediate-size 0"""
+UNUSED = ("texture", "sample", "vertex", "color", "inter-stage", "immediate")
+REMEDY = (
+    "install the GPU vendor's Vulkan driver, or Mesa's (Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1)"
+)
+
+
+def import_wgpu() -> Any:
+    """wgpu, imported only when a GPU is wanted; without a runtime folder Mesa prints errors."""
+    if not os.environ.get("XDG_RUNTIME_DIR"):
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    return importlib.import_module("wgpu")
+
+
+def limit_rows(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
+    """(limit, needed, offered, enough) for what the model needs and the adapter or device offers."""
+    words, rows = DEFAULT_LIMITS.split(), []
+    for limit, needed in (dict(zip(words[::2], map(int, words[1::2]))) | dict(model.limits)).items():
+        offered = offer.limits.get(limit, 0)
+        needed = min(needed, offered) if any(word in limit for word in UNUSED) else needed
+        rows.append((limit, needed, offered, needed >= offered if limit.startswith("min") else needed <= offered))
+    return rows
+
+
+def choose_adapter(wanted: str | None) -> Any:
+    """The best adapter with this text, or MEGANEURA_ADAPTER, in its summary: GL last, then discrete to CPU."""
+    text, order = wanted or os.environ.get("MEGANEURA_ADAPTER", ""), {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
+    adapters = import_wgpu().gpu.enumerate_adapters_sync()
+    adapters.sort(key=lambda a: ("GL" in a.info["backend_type"], order.get(a.info["adapter_type"], 2)))
+    for adapter in adapters:
+        if text.lower() in adapter.summary.lower():
+            return adapter
+    there = f"no adapter matches {text!r}, there are: {', '.join(a.summary for a in adapters)}"
+    raise RuntimeError(there if adapters else f"no GPU adapter found: {REMEDY}; --doctor says more")
+
+
+def check_offer(offer: Any, model: Any) -> dict[str, int]:
+    """The limits needed; RuntimeError naming every limit and feature that the adapter or device lacks."""
+    rows = limit_rows(offer, model)
+    gaps = [f"limit {name}: needed {needed}, offered {offered}" for name, needed, offered, enough in rows if not enough]
+    gaps += [f"feature {name}: needed, not offered" for name in model.features if name not in offer.features]
+    if gaps:
+        raise RuntimeError(f"{model.name} cannot run here: {'; '.join(gaps)}; --doctor says more")
+    return {limit: needed for limit, needed, _, _ in rows if limit in offer.limits}
+
+
+def request_device(adapter: Any, model: Any) -> Any:
+    """A device with what the model needs, and with the optional features that it can have."""
+    limits = check_offer(adapter, model)
+    extra = [name for name in ("timestamp-query", *model.optional_features) if name in adapter.features]
+    while True:
+        try:
+            return adapter.request_device_sync(required_features=[*model.features, *extra], required_limits=limits)
+        except RuntimeError:  # an adapter may offer an experimental feature and refuse it
+            if not extra:
+                raise
+            extra.pop()
+
+
+def doctor(model: Any, wanted: str | None) -> int:
+    """Print what there is beside what the model needs; 0 when it can run here, else 1."""
+    print(f"{model.name} on Python {platform.python_version()}, {platform.platform()}")
+    try:
+        print(f"wgpu {import_wgpu().__version__}")
+        for found in import_wgpu().gpu.enumerate_adapters_sync():
+            print(f"adapter: {found.summary}, driver {found.info['description'] or 'unknown'}")
+        adapter = choose_adapter(wanted)
+        print(f"chosen: {adapter.summary}\n{'limit':<48}{'needed':>12}{'offered':>12}")
+        for limit, needed, offered, enough in limit_rows(adapter, model):
+            print(f"{limit:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
+        for name in (*model.features, *model.optional_features, "timestamp-query"):
+            use = "needed" if name in model.features else "optional"
+            print(f"feature {name} ({use}): {'offered' if name in adapter.features else 'NOT OFFERED'}")
+        request_device(adapter, model).destroy()
+    except (ImportError, RuntimeError) as error:
+        remedy = "pip install wgpu" if isinstance(error, ImportError) else f"try another --adapter, or {REMEDY}"
+        print(f"{error}\nRemedy: {remedy}")
+        return 1
+    print(f"{model.name} can run here.")
+    return 0

@@ -1,0 +1,64 @@
+"""Weights: what a safetensors file holds, and what becomes a tensor of the model."""
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+DTYPES: dict[str, Any] = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4")}
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such type: these are upper halves of float32 numbers
+FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
+    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
+}
+
+
+class WeightError(ValueError):
+    """A weight file that cannot be read, or weights that do not fit the model."""
+
+
+def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
+    """The value as an array of this shape and dtype, or ValueError; integers become floats only where mixed."""
+    array, dtype = np.asarray(value), DTYPES[like.dtype]
+    wide = array.dtype == BFLOAT16 or array.dtype.name == "bfloat16"
+    text = f"expected {like}, got {'bfloat16' if wide else array.dtype.name}{list(array.shape)}"
+    kinds = "biu" if like.dtype != "f32" else "biuf" if mixed else "f"
+    if array.shape != like.shape or ("f" if wide else array.dtype.kind) not in kinds:
+        raise ValueError(text)
+    if wide:
+        array = (array.view("<u2").astype("<u4") << 16).view("<f4")
+    if dtype.kind != "f" and array.size:
+        low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
+        if low < info.min or high > info.max:
+            raise ValueError(f"{text} from {low} to {high}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf
+        return array.astype(dtype, order="C", copy=False)
+
+
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name appears twice in the header")
+    return dict(pairs)
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError."""
+    arrays, name = {}, "the header"
+    try:
+        data = np.memmap(path, np.uint8, "r")
+        start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        if end > min(data.size, 100_000_000):
+            raise ValueError(f"{end - 8} bytes in a file of {data.size}")
+        header = json.loads(data[8:end].tobytes(), object_pairs_hook=unique_names)
+        header.pop("__metadata__", {}).items()
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
+            if any(type(n) is not int or n < 0 for n in (begin, stop, *shape)) or begin > stop or start + begin != end:
+                raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
+            raw, end = data[end : start + stop], start + stop
+            arrays[name] = (raw != 0 if dtype == "?" else raw.view(dtype)).reshape(shape)  # checks the number of bytes
+        if end != data.size:
+            raise ValueError(f"ends at byte {end} of {data.size}")
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise WeightError(f"{path}: not a sound safetensors file: {name}: {type(error).__name__}: {error}") from error
+    return arrays

@@ -1,0 +1,47 @@
+"""How test inputs are drawn: each recipe is a kind of numbers that kernels get wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meganeura_aot.graph import DType, TensorType
+
+Array = np.ndarray[Any, Any]
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -0.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -88.0, 200.0, -200.0, 3.0]
+SPECIAL += [1e-30, -1e-30, 6e4, -13.24, 20.6, 0.9999999, 1.0000001, 1e30, -1e30, 2147483648.0, -2147483904.0, 4.3e9]
+
+
+def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
+    """An array of this type. small and negative fill every row with such numbers alone."""
+    shape = type_.shape
+    if type_.dtype is not DType.F32:
+        return draw_integers(type_, rng)
+    if recipe == "small":
+        values = 10.0 ** rng.uniform(-30, -3, shape) * rng.choice([-1, 1], shape)
+    elif recipe == "negative":
+        values = rng.uniform(-90, -5, shape)
+    elif recipe == "positive":
+        values = 10.0 ** rng.uniform(-3, 3, shape)
+    elif recipe == "large":
+        values = rng.normal(size=shape) * 50
+    elif recipe == "special":
+        values = rng.choice(SPECIAL, shape)
+        values.reshape(-1)[: len(SPECIAL)] = rng.permutation(SPECIAL)[: values.size]
+    else:
+        assert recipe == "normal", recipe
+        values = rng.normal(size=shape) * 2
+    return np.asarray(values, dtype=np.float32)
+
+
+def draw_integers(type_: TensorType, rng: np.random.Generator) -> Array:
+    """Small and large integers, the extremes among them."""
+    limits = np.iinfo(type_.dtype.numpy)
+    wide = rng.integers(limits.min, limits.max, type_.shape, dtype=type_.dtype.numpy, endpoint=True)
+    narrow = rng.integers(max(limits.min, -40), 40, type_.shape).astype(type_.dtype.numpy)
+    values = np.asarray(np.where(rng.random(type_.shape) < 0.5, wide, narrow), dtype=type_.dtype.numpy)
+    edges = np.array([limits.min, limits.max, 0, 1, 31, 32, 33], dtype=type_.dtype.numpy)
+    values.reshape(-1)[: len(edges)] = rng.permutation(edges)[: values.size]
+    return values

@@ -1,0 +1,147 @@
+"""Run a compiled program in this process: one device and one pipeline cache, canaries behind every buffer.
+
+Every buffer is longer than declared and bound whole; the tail must come back unchanged. Scratch and outputs start as
+NaN. The Model section is the emitted one; only black is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import wgpu
+
+import runtime_stub
+from meganeura_aot import Graph, Program, compile_graph
+from meganeura_aot.emit import Header, declared_constants, emit_model
+from meganeura_aot.graph import GraphIR
+from meganeura_aot.names import choose_names
+from meganeura_aot.reference import evaluate
+from runtime_stub.core import Buffer, ModelRunner, Pipeline
+from runtime_stub.doctor import choose_adapter, request_device
+from tests.tolerance import assert_within, bound, pointwise_bound
+
+Array = np.ndarray[Any, Any]
+
+TAIL = 64  # floats behind every buffer
+PIPELINES: dict[tuple[str, tuple[tuple[str, float], ...], bool], Pipeline] = {}
+
+
+@functools.cache
+def shared_device() -> Any:
+    """The adapter that a runner would choose, with WebGPU's default limits and every optional feature it has."""
+    return request_device(choose_adapter(None), CanaryRunner)
+
+
+class CanaryRunner(ModelRunner):
+    """A runner whose buffers have tails, whose scratch starts as NaN, and whose pipelines are shared by all tests."""
+
+    fill: float = 1e30
+    optional_features = ("subgroup", "shader-f16")
+
+    def allocate(self, buffer: Buffer) -> Any:
+        words = max(1, buffer.nbytes // 4)
+        content = np.full(words + TAIL, self.fill, np.float32)
+        content[:words] = 0 if buffer.kind == "state" else np.nan
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        gpu = self.device.create_buffer(label=buffer.name, size=content.nbytes, usage=usage)
+        self.device.queue.write_buffer(gpu, 0, content)
+        return gpu
+
+    def create_pipeline(self, code: str, **constants: float) -> Pipeline:
+        key = (code, tuple(constants.items()), self.checked)
+        if key not in PIPELINES:
+            PIPELINES[key] = super().create_pipeline(code, **constants)
+        return PIPELINES[key]
+
+    def assert_tails(self) -> None:
+        """Every byte behind every buffer is what it was."""
+        for buffer in self.declared:
+            words = max(1, buffer.nbytes // 4)
+            tail = np.frombuffer(self.device.queue.read_buffer(buffer.gpu, words * 4), np.uint32)
+            expected = np.full(TAIL, self.fill, np.float32).view(np.uint32)
+            np.testing.assert_array_equal(tail, expected, err_msg=f"written behind the end of {buffer.name}")
+
+
+def load(program: Program, *, fill: float = 1e30, checked: bool = False) -> Any:
+    """A CanaryRunner of the program's emitted Model section."""
+    names = choose_names(program.plan)
+    text = emit_model(program.plan, Header("test", "test", "0"), names)
+    namespace: dict[str, Any] = {
+        "ModelRunner": type("Canary", (CanaryRunner,), {"fill": fill}),
+        "unpack": runtime_stub.unpack,
+        **{name: wgsl for wgsl, name in names.shaders.items()},
+        **declared_constants(program.plan),
+    }
+    exec(text, namespace)
+    return namespace["Runner"](device=shared_device(), checked=checked)
+
+
+def feeds_of(runner: Any, feeds: Mapping[str, Array], entry: str = "run") -> dict[str, Array]:
+    """Give the runner its parameters and states; what is left are the inputs of the entry."""
+    weights = {name: feeds[name] for name in runner.parameters}
+    if weights:
+        runner.load_weights(weights)
+    for name in runner.states:
+        if name in feeds:
+            runner.set_state(name, feeds[name])
+    return {name: feeds[name] for name in runner.entries[entry].inputs}
+
+
+def run(program: Program, feeds: Mapping[str, Array], *, fill: float = 1e30, checked: bool = False) -> dict[str, Array]:
+    """One call of the entry `run`, canaries checked."""
+    runner = load(program, fill=fill, checked=checked)
+    results = runner.run(**feeds_of(runner, feeds))
+    runner.assert_tails()
+    return results
+
+
+def check(
+    graph: Graph | GraphIR,
+    feeds: Mapping[str, Array],
+    *,
+    target: str = "webgpu",
+    optimize: bool = True,
+    twins: bool = True,
+    slack: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """Compile, run, and compare every output with the reference under the tolerance rule.
+
+    twins: also run checked, and with NaN as the canary. slack: allowed errors by output, where the rule of the last
+    operator is not enough (what comes before it adds its own error).
+    """
+    program = compile_graph(graph, target=target, optimize=optimize)
+    ir = program.sources["run"]
+    expected = evaluate(ir, feeds)
+    got = run(program, feeds)
+    for name, value in ir.outputs:
+        allowed = slack[name] if slack and name in slack else allowed_error(ir, value, feeds, expected[name])
+        assert_within(got[name], expected[name], allowed, name)
+    if twins:
+        assert_same(got, run(program, feeds, fill=np.nan), "with another canary")
+        for name, array in run(program, feeds, checked=True).items():
+            assert_within(array, got[name].astype(array.dtype), pointwise_bound(got[name]), f"{name} checked")
+    return got
+
+
+def allowed_error(ir: GraphIR, value: Any, feeds: Mapping[str, Array], ref: Array) -> Array:
+    """The rule of the operator that computes `value`, which reads leaves alone."""
+    node = ir.nodes[value.node]
+    inputs = [ir.nodes[v.node].op for v in node.inputs]
+    arrays = []
+    for op in inputs:
+        label = getattr(op, "label", None)
+        array = feeds[label] if label is not None else op.reference() if op.is_leaf else None
+        if array is None:
+            return pointwise_bound(ref)
+        arrays.append(array.astype(np.float64) if array.dtype.kind == "f" else array)
+    return bound(node.op, arrays, ref)
+
+
+def assert_same(one: Mapping[str, Array], two: Mapping[str, Array], what: str) -> None:
+    """Bit-identical results."""
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array.view(np.uint32), two[name].view(np.uint32), err_msg=f"{name} {what}")

@@ -1,0 +1,1 @@
+"""Tests of runtime_stub, against small runners written by hand."""

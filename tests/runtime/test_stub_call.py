@@ -1,0 +1,276 @@
+"""One call: what inputs become, which outputs come back, what is refused and that a refusal changes nothing."""
+
+import math
+import re
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .runners import SCALE, Decode, InPlace, Kinds, Scale
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+GIVEN = {"ids": [1, 2, 4294967295], "i": [-2147483648, 7], "s": 1.5, "none": np.zeros((0, 3))}
+
+
+@pytest.fixture(scope="module")
+def scale(gpu: Any) -> Scale:
+    runner = Scale(gpu)
+    runner.load_weights({"w": np.full((2, 3), 3, np.float32)})
+    return runner
+
+
+@pytest.fixture(scope="module")
+def kinds(gpu: Any) -> Kinds:
+    runner = Kinds(gpu)
+    runner.init_weights(1)
+    return runner
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "?", "i1", "u1", "i4", "u4", "i8", "u8", "g"])
+def test_numbers_of_every_kind_become_f32(scale: Scale, dtype: str) -> None:
+    x = np.abs(X).astype(dtype)
+    assert np.array_equal(scale.run(x=x)["y"], x.astype(np.float32) * 3)
+
+
+def test_lists_views_and_scalars_are_taken(scale: Scale, kinds: Kinds) -> None:
+    assert np.array_equal(scale.run(x=X.tolist())["y"], X * 3)
+    assert np.array_equal(scale.run(x=np.asfortranarray(X))["y"], X * 3)
+    assert np.array_equal(scale.run(x=np.repeat(X, 2, axis=1)[:, ::2])["y"], X * 3)
+    for one in (1.5, np.float32(1.5), np.array(1.5)):
+        assert kinds.run(**GIVEN | {"s": one})["s"] == np.float32(1.5)
+
+
+def test_beyond_float32_is_inf_without_a_warning(kinds: Kinds, recwarn: pytest.WarningsRecorder) -> None:
+    assert kinds.run(**GIVEN | {"s": -1e300})["s"] == -math.inf
+    assert math.isnan(kinds.run(**GIVEN | {"s": math.nan})["s"])
+    assert not recwarn.list
+
+
+def test_integers_are_kept_exactly(kinds: Kinds) -> None:
+    out = kinds.run(**GIVEN)
+    assert out["ids"].dtype == np.uint32 and out["ids"].tolist() == [1, 2, 4294967295]
+    assert out["i"].dtype == np.int32 and out["i"].tolist() == [[-2147483648, 7]]
+    assert kinds.run(**GIVEN | {"ids": [True, False, True]})["ids"].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ids", [1.0, 2.0, 3.0], r"ids.*u32\[3\], got float64\[3\]"),
+        ("ids", [-1, 2, 3], r"ids.*u32\[3\], got int64\[3\] from -1 to 3"),
+        ("ids", [0, 1, 4294967296], r"ids.*4294967296"),
+        ("ids", [0, 1, 2**80], r"ids.*got object"),
+        ("ids", [0, 1], r"ids.*u32\[3\], got int64\[2\]"),
+        ("ids", 1, r"ids.*u32\[3\], got int64\[\]"),
+        ("i", [2147483648, 0], r"i'.*i32\[2\].*2147483648"),
+        ("i", np.ones(2, np.float32), r"i'.*i32\[2\], got float32\[2\]"),
+        ("s", [1.5], r"s'.*f32\[\], got float64\[1\]"),
+        ("s", 1j, r"s'.*f32\[\], got complex128\[\]"),
+        ("s", "1", r"s'.*got str"),
+        ("s", None, r"s'.*got object"),
+        ("s", b"1", r"s'.*got bytes"),
+        ("s", np.datetime64(1, "s"), r"s'.*got datetime64"),
+        ("none", np.zeros((3, 0)), r"none.*f32\[0, 3\], got float64\[3, 0\]"),
+        ("i", [[1], [2, 3]], r"i'.*inhomogeneous"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kinds: Kinds, name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kinds.run(**GIVEN | {name: value})
+
+
+def test_nothing_is_broadcast(scale: Scale) -> None:
+    for x in (1.0, X[0], X[:1], X[None], X.T):
+        with pytest.raises(ValueError, match=re.escape("input 'x' of run: expected f32[2, 3], got float")):
+            scale.run(x=x)
+
+
+def test_missing_and_unknown_inputs_are_named(kinds: Kinds) -> None:
+    with pytest.raises(ValueError, match=r"expected \['ids', 'i', 's', 'none'\], got \['ids', 'i', 's'\]"):
+        kinds.run(**{name: value for name, value in GIVEN.items() if name != "none"})
+    with pytest.raises(ValueError, match="got .*'other'"):
+        kinds.run(**GIVEN, other=1)
+
+
+def test_an_array_that_numpy_cannot_take_is_a_value_error(scale: Scale) -> None:
+    class Odd:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise TypeError("on another device")
+
+    with pytest.raises(ValueError, match="x.*on another device"):
+        scale.run(x=Odd())
+
+
+def test_outputs_are_picked_in_declaration_order(kinds: Kinds) -> None:
+    assert list(kinds.run(**GIVEN)) == list(kinds.outputs)
+    assert list(kinds.run(("cache", "c1", "s"), **GIVEN)) == ["s", "c1", "cache"]
+    assert list(kinds.run(iter(["s"]), **GIVEN)) == ["s"]
+    with pytest.raises(ValueError, match="'nope'.*expected one of s, ids"):
+        kinds.run(("s", "nope"), **GIVEN)
+
+
+def test_no_outputs_read_nothing_back(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "staging", None)
+    assert scale.run((), x=X) == {}
+    with pytest.raises(AttributeError):
+        scale.run(x=X)
+
+
+def test_zero_size_alone_reads_nothing_back(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "staging", None)
+    assert kinds.run(("none",), **GIVEN)["none"].shape == (3, 0)
+
+
+def test_arrays_are_fresh_and_writable(scale: Scale) -> None:
+    first = scale.run(x=X)["y"]
+    kept = first.copy()
+    second = scale.run(x=-X)["y"]
+    assert np.array_equal(first, kept) and np.array_equal(second, -kept)
+    first[:] = 9
+    assert np.array_equal(second, -kept)
+
+
+def test_constants_are_exact_to_the_bit(kinds: Kinds) -> None:
+    out = kinds.run(**GIVEN)
+    expected = np.array([0.1, -0.0, np.inf, 1e-45, np.nan], np.float32)
+    assert out["c0"].tobytes() == expected.tobytes()
+    assert out["c1"].tolist() == [1, 4294967295]
+
+
+def test_one_buffer_may_be_several_outputs(kinds: Kinds) -> None:
+    kinds.set_state("cache", [[1, 2], [3, 4]])
+    out = kinds.run(**GIVEN)
+    assert out["cache"].tolist() == [1, 2, 3, 4] and out["cache_again"].tolist() == [[1, 2], [3, 4]]
+    assert out["w"].shape == (4,)
+
+
+def test_dispatches_run_in_order_and_pipelines_change(gpu: Any) -> None:
+    runner = Decode(gpu)
+    out = runner.decode(x=[1, 2, 3, 4])
+    assert out["y"].tolist() == [1, 4, 9, 16] and out["z"].tolist() == [2, 6, 12, 20]
+
+
+def test_a_refused_call_uploads_and_encodes_nothing(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Decode(gpu)
+    runner.set_state("position", 6)
+    touched: list[str] = []
+    monkeypatch.setattr(runner, "upload", lambda *_: touched.append("upload"))
+    monkeypatch.setattr(runner, "record", lambda *_: touched.append("record"))
+    for outputs, inputs in (
+        (None, {"x": [1, 2, 3, 4]}),
+        (("nope",), {"x": [1, 2, 3, 4]}),
+        (None, {"x": 1}),
+        (None, {}),
+    ):
+        with pytest.raises((RuntimeError, ValueError)):
+            runner.decode(outputs, **inputs)
+    assert not touched
+
+
+def test_a_write_to_an_input_starts_from_each_call_s_own_array(gpu: Any) -> None:
+    runner = InPlace(gpu)
+    for _ in range(2):
+        out = runner.run(a=[1, 2], b=[3, 4])
+        assert out["a"].tolist() == [6, 7] and out["b"].tolist() == [[3, 4]]
+
+
+def test_replays_are_bit_identical_and_create_nothing(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("create_buffer", "create_bind_group", "create_compute_pipeline", "create_shader_module"):
+        monkeypatch.setattr(scale.device, name, None, raising=True)
+    first = scale.run(x=X)["y"].tobytes()
+    assert {scale.run(x=X)["y"].tobytes() for _ in range(20)} == {first}
+
+
+def test_entries_describe_themselves(gpu: Any) -> None:
+    runner = Decode(gpu)
+    assert runner.entries["decode"].inputs == {"x": ((4,), "f32")}
+    assert runner.entries["prefill"].outputs == {"position": ((1,), "u32")}
+    assert runner.states == {"position": ((), "u32"), "rows": ((2,), "u32")} and runner.parameters == {}
+    assert Scale(gpu).inputs == {"x": ((2, 3), "f32")} and Scale(gpu).outputs == {"y": ((2, 3), "f32")}
+    with pytest.raises(ValueError, match="prefill, decode"):
+        _ = runner.inputs
+
+
+def test_gpu_buffers_are_found_by_name(gpu: Any) -> None:
+    runner = Decode(gpu)
+    assert runner.buffer("y") is runner.b_y.gpu and runner.buffer("y", "decode") is runner.b_y.gpu
+    assert runner.buffer("rows") is runner.b_rows.gpu and runner.buffer("position") is runner.b_position.gpu
+    assert Scale(gpu).buffer("w").size == 24
+    for name, entry in (("nope", None), ("y", "prefill"), ("x", None)):
+        with pytest.raises(ValueError, match=name):
+            runner.buffer(name, entry)
+
+
+def test_describing_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime_stub.core.import_wgpu", None)
+    text = Kinds.describe()
+    assert "ids u32[3]" in text and "none f32[3, 0]" in text and "w f32[4]" in text and "cache f32[2, 2]" in text
+
+
+def test_a_closed_runner_says_so_and_leaves_a_given_device(gpu: Any) -> None:
+    with Scale(gpu) as runner:
+        runner.init_weights()
+    runner.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        runner.run(x=X)
+    again = Scale(gpu)
+    again.init_weights()
+    assert np.array_equal(again.run(x=X)["y"], X)
+
+
+def test_allocation_and_pipelines_can_be_overridden(gpu: Any) -> None:
+    cache: dict[Any, Any] = {}
+
+    class Guarded(Scale):
+        def allocate(self, buffer: Any) -> Any:
+            usage = self.wgpu.BufferUsage
+            flags = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
+            tail = np.full(4, 1e30, np.float32).tobytes()
+            whole = np.full(buffer.nbytes // 4, np.nan, np.float32).tobytes() + tail
+            return self.device.create_buffer_with_data(data=whole, usage=flags) if False else self.filled(whole, flags)
+
+        def filled(self, data: bytes, flags: int) -> Any:
+            made = self.device.create_buffer(size=len(data), usage=flags)
+            self.device.queue.write_buffer(made, 0, data)
+            return made
+
+        def create_pipeline(self, code: str, **constants: float) -> Any:
+            key = code, *constants.items()
+            if key not in cache:
+                cache[key] = super().create_pipeline(code, **constants)
+            return cache[key]
+
+    for _ in range(2):
+        runner = Guarded(gpu)
+        runner.init_weights()
+        assert np.array_equal(runner.run(x=X)["y"], X)
+        tail = np.frombuffer(gpu.queue.read_buffer(runner.b_y.gpu), np.float32)[6:]
+        assert (tail == np.float32(1e30)).all()
+    assert len(cache) == 1
+
+
+def test_one_pipeline_for_one_text_and_constants(gpu: Any) -> None:
+    runner = Scale(gpu)
+    assert runner.pipeline(SCALE, N=6) is runner.p_scale_0
+    assert runner.pipeline(SCALE, N=5) is not runner.p_scale_0
+    assert runner.pipeline(SCALE, N=5).layout is runner.p_scale_0.layout
+
+
+def test_bindings_are_read_from_the_text(gpu: Any) -> None:
+    text = """
+    @group(0) @binding(2) var<uniform> u : vec4<f32>;
+    @group(0)
+    @binding(0) var<storage,read_write> y: array<f32>;
+    @group(0) @binding(1) var<storage> x: array<f32>;
+    @compute @workgroup_size(1) fn main() { y[0] = x[0] + u.x; }
+    """
+    pipeline = Scale(gpu).pipeline(text)
+    assert pipeline.bindings == ((0, "storage"), (1, "read-only-storage"), (2, "uniform"))
+
+
+def test_the_rehearsal_sees_each_entry(gpu: Any) -> None:
+    runner = Decode(gpu)
+    assert [len(entry.groups) for entry in runner.entries.values()] == [1, 4]
+    assert isinstance(runner.entries["decode"], types.SimpleNamespace) is False

@@ -1,0 +1,202 @@
+"""What a graph refuses, and how it says so: subject, the user's file:line, expected, got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meganeura_aot import Graph, GraphError, Tensor, compile_graph
+from tests import harness
+
+OTHER = Graph().input("other", (3,))
+
+MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
+    "shapes": (
+        lambda g, x: x + g.input("y", (4,)),
+        r"add: expected shapes that broadcast together, got \[2, 3\] and \[4\]",
+    ),
+    "matmul": (lambda g, x: x @ x, "matmul: expected inner sizes that agree, got 3 and 2"),
+    "matmul scalar": (lambda g, x: x @ g.constant(1.0), "matmul: expected rank 1 or more"),
+    "dtypes": (lambda g, x: x + g.input("i", (3,), "i32"), "add: expected inputs of one dtype, got f32 and i32"),
+    "float only": (lambda g, x: g.exp(g.input("i", (3,), "i32")), "exp: expected f32, got i32"),
+    "integer only": (lambda g, x: x % 2.0, "mod: expected i32 or u32, got f32"),
+    "unsigned neg": (lambda g, x: -g.input("u", (3,), "u32"), "neg: expected f32 or i32, got u32"),
+    "fraction as integer": (
+        lambda g, x: g.input("i", (3,), "i32") * 0.5,
+        "constant .*: expected integers in the range of i32",
+    ),
+    "integer too large": (
+        lambda g, x: g.input("u", (3,), "u32") + 2**32,
+        "constant .*: expected integers in the range of u32",
+    ),
+    "duplicate name": (
+        lambda g, x: g.parameter("x", (3,)),
+        r"parameter 'x' .*: expected a name used once, got the name of",
+    ),
+    "reserved input": (lambda g, x: g.input("outputs", (3,)), "expected a name other than lr, outputs, self"),
+    "reserved output": (lambda g, x: g.set_outputs({"lr": x}), "expected a name other than lr, outputs, self"),
+    "input no identifier": (lambda g, x: g.input("a.b", (3,)), "expected a Python identifier"),
+    "negative size": (
+        lambda g, x: g.input("y", (3, -1)),
+        r"input 'y' .*: expected a shape of integers >= 0, got \(3, -1\)",
+    ),
+    "float size": (lambda g, x: g.input("y", (3.0,)), "expected a shape of integers"),  # type: ignore[arg-type]
+    "int as shape": (lambda g, x: g.input("y", 3), "expected a shape of integers"),  # type: ignore[arg-type]
+    "dtype": (lambda g, x: g.input("y", (3,), "f64"), "expected a dtype among f32, i32, u32, got 'f64'"),
+    "init": (lambda g, x: g.parameter("p", (3,), init="xavier"), "expected init"),
+    "foreign": (lambda g, x: x + OTHER, "expected a tensor of this graph, got one of another graph"),
+    "foreign output": (lambda g, x: g.set_outputs([OTHER]), "output 'output_0' .*: expected a tensor of this graph"),
+    "no tensor": (lambda g, x: x + "text", "expected a tensor of this graph, or numbers, got str"),
+    "no outputs": (lambda g, x: g.set_outputs([]), "expected one output or more"),
+    "outputs alone": (lambda g, x: g.set_outputs(x), "expected a list or a dict of tensors"),  # type: ignore[arg-type]
+    "text constant": (lambda g, x: g.constant(["a"]), "constant .*: expected numbers"),
+    "complex constant": (lambda g, x: g.constant([1j]), "constant .*: expected numbers"),
+    "axis": (lambda g, x: g.softmax(x, axis=2), r"axis: expected one of f32\[2, 3\] \(-2 to 1\), got 2"),
+    "axes twice": (lambda g, x: g.sum(x, [0, -2]), "axes: expected distinct axes"),
+    "max of nothing": (lambda g, x: g.max(g.input("e", (0, 3)), 0), "max: nothing to reduce"),
+    "reshape": (lambda g, x: g.reshape(x, (4,)), "reshape: expected 6 elements"),
+    "reshape twice -1": (lambda g, x: g.reshape(x, (-1, -1)), "reshape: "),
+    "permutation": (lambda g, x: g.transpose(x, [0, 0]), "permute: expected a permutation"),
+    "index": (lambda g, x: x[2], r"slice: axis 0 of f32\[2, 3\]: expected an integer in \[-2, 2\) or a slice, got 2"),
+    "too many indices": (lambda g, x: x[0, 0, 0], "slice: expected at most 2 indices"),
+    "index by array": (lambda g, x: x[np.array([0])], "slice: axis 0"),
+    "concat": (lambda g, x: g.concat([x, g.input("y", (2, 4))], 0), "concat: expected shapes equal but for axis 0"),
+    "concat nothing": (lambda g, x: g.concat([]), "concat: expected one tensor or more"),
+    "split": (lambda g, x: g.split(x, [1, 1], axis=1), "split: expected sizes that add up to 3"),
+    "expand": (lambda g, x: g.expand(x, (3, 3)), "expand: expected shapes that broadcast"),
+    "assign to no state": (lambda g, x: g.assign(x, x), "assign .*: expected a state, got the input"),
+    "assign shape": (lambda g, x: g.assign(g.state("s", (3,)), x), "assign: expected f32"),
+    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "expected a step >= 0"),  # type: ignore[arg-type]
+    "truth": (lambda g, x: bool(x), "no truth value"),
+    "gelu": (lambda g, x: g.gelu(x, "fast"), "gelu: expected approximate"),
+    "bias": (lambda g, x: g.bias_add(x, g.input("b", (2,))), r"bias_add: expected a bias of shape \[3\]"),
+    "cast": (lambda g, x: g.cast(x, "f16"), "cast: expected dtype"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake(name: str) -> None:
+    mistake, message = MISTAKES[name]
+    g = Graph()
+    x = g.input("x", (2, 3))
+    with pytest.raises(GraphError, match=message):
+        mistake(g, x)
+
+
+def test_error_names_the_line() -> None:
+    g = Graph()
+    x = g.input("x", (2, 3))
+    with pytest.raises(GraphError, match=r"test_builder\.py:\d+"):
+        g.relu(x) @ x
+
+
+def test_a_refused_call_leaves_the_graph_as_it_was() -> None:
+    g = Graph()
+    x = g.input("x", (2, 3))
+    for mistake, _ in MISTAKES.values():
+        with pytest.raises(GraphError):
+            mistake(g, x)
+    g.set_outputs([x * 2.0])
+    assert "output output_0" in g.build().text()
+
+
+def test_outputs_are_required() -> None:
+    g = Graph()
+    g.input("x", (2,))
+    with pytest.raises(GraphError, match="expected outputs"):
+        compile_graph(g)
+
+
+def test_constant_over_a_mebibyte() -> None:
+    g = Graph()
+    big = g.constant(np.ones((1 << 18) + 1, np.float32))
+    g.set_outputs([big * g.input("x", (1,))])
+    with pytest.raises(GraphError, match=r"test_builder\.py:\d+.*make it a parameter"):
+        compile_graph(g)
+
+
+BITS = [0.95, -0.95, 1e-45, 3.4028235e38, -3.4028235e38, 0.1, -0.0, 0.0, np.inf, -np.inf, np.nan, 1.1754944e-38, 1e10]
+
+
+@pytest.mark.parametrize("value", BITS, ids=str)
+@pytest.mark.parametrize("count", [1, 3, 70])
+def test_constant_bits(value: float, count: int) -> None:
+    """As a number in the text, as literals in a buffer, and packed: the same bits on the GPU."""
+    g = Graph()
+    array = np.full(count, value, np.float32)
+    constant = g.constant(array)
+    g.set_outputs({"plain": constant, "moved": g.reshape(g.concat([constant, constant]), (2, count))})
+    got = harness.run(compile_graph(g), {})
+    np.testing.assert_array_equal(got["plain"].view(np.uint32), array.view(np.uint32))
+    np.testing.assert_array_equal(got["moved"].view(np.uint32), np.stack([array, array]).view(np.uint32))
+
+
+@pytest.mark.parametrize("value", BITS, ids=str)
+def test_constant_operand(value: float) -> None:
+    g = Graph()
+    x = g.input("x", (5,))
+    g.set_outputs({"minus": x - value, "times": value * x, "filled": g.where(x, g.constant(np.float32(value)), 0.0)})
+    harness.check(g, {"x": np.array([0, -1, 1, 0.5, 2], np.float32)}, twins=False)
+
+
+def test_constant_of_several_nan_patterns() -> None:
+    bits = np.array([0x7FC00001, 0xFFC00000, 0x7F800001], np.uint32)
+    g = Graph()
+    g.set_outputs({"y": g.constant(bits.view(np.float32))})
+    np.testing.assert_array_equal(harness.run(compile_graph(g), {})["y"].view(np.uint32), bits)
+
+
+@pytest.mark.parametrize(("dtype", "values"), [("i32", [-(2**31), 2**31 - 1, 0, -1]), ("u32", [0, 2**32 - 1, 7])])
+def test_integer_constants(dtype: str, values: list[int]) -> None:
+    for value in values:
+        g = Graph()
+        x = g.input("x", (3,), dtype)
+        g.set_outputs({"plus": x + value, "list": g.constant([value] * 2, dtype), "compare": g.less(x, value)})
+        harness.check(g, {"x": np.array([0, 1, 5], dtype={"i32": np.int32, "u32": np.uint32}[dtype])}, twins=False)
+
+
+def test_sugar() -> None:
+    """Operators of Python, numbers on both sides, indexing as in NumPy."""
+    g = Graph()
+    x = g.input("x", (4, 6))
+    i = g.input("i", (4, 6), "i32")
+    g.set_outputs(
+        {
+            "float": (1 - x) * 2 / (x * x + 1) - -x,
+            "power": (x * x + 0.5) ** 1.5,
+            "integer": ((i // 3) % 5 & 7 | 1 ^ 2) << 1 >> 1,
+            "row": x[1],
+            "column": x[:, -1],
+            "steps": x[::-2, 1:5:2],
+            "added": x[None, ..., 0],
+            "empty": x[2:2],
+            "split": g.concat(g.split(x, 4, axis=1)[::-1], axis=1),
+            "clip": g.clip(x, -0.5, 0.5),
+            "low": g.clip(x, low=0.25),
+            "where": g.where(g.greater(x, 0.0), x, -1.0),
+            "count": g.sum(g.where(g.greater(x, 0.0), 1.0, 0.0)),
+        }
+    )
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(4, 6)).astype(np.float32), "i": rng.integers(-50, 50, (4, 6), dtype=np.int32)}
+    got = harness.run(compile_graph(g), feeds)
+    a, n = feeds["x"], feeds["i"]
+    np.testing.assert_allclose(got["float"], (1 - a) * 2 / (a * a + 1) + a, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["power"], (a * a + 0.5) ** 1.5, rtol=1e-5)
+    np.testing.assert_array_equal(got["integer"], ((n // 3) % 5 & 7 | 1 ^ 2) << 1 >> 1)
+    for name, expected in {
+        "row": a[1],
+        "column": a[:, -1],
+        "steps": a[::-2, 1:5:2],
+        "added": a[None, ..., 0],
+        "empty": a[2:2],
+        "split": np.concatenate([a[:, 4:], a[:, :4]], axis=1),
+        "clip": a.clip(-0.5, 0.5),
+        "low": a.clip(0.25),
+        "where": np.where(a > 0, a, -1),
+        "count": np.float32((a > 0).sum()),
+    }.items():
+        np.testing.assert_array_equal(got[name], expected, err_msg=name)

@@ -1,0 +1,178 @@
+"""The command line, as users meet it: exit codes, one clear message, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meganeura_aot.cli import main
+
+GOOD = """
+from meganeura_aot import Graph
+
+def build(size: int = 4, kind="relu"):
+    g = Graph()
+    x = g.input("x", (size,))
+    g.set_outputs({"y": getattr(g, kind)(x)})
+    return g
+"""
+
+BAD_MODELS = {
+    "raises": ("def build():\n    return 1 / 0\n", "ZeroDivisionError", 1),
+    "raises at import": ("raise ValueError('no luck')\n", "no luck", 1),
+    "exits": ("import sys\nsys.exit(3)\n", "SystemExit", 1),
+    "syntax": ("def build(:\n", "SyntaxError", 1),
+    "null byte": ("x = 1\0\n", "null bytes", 1),
+    "nothing": ("x = 1\n", "expected a function `build` or a variable `graph`, found neither", 1),
+    "returns text": ("def build():\n    return 'text'\n", "build() returned str, expected a Graph", 1),
+    "returns nothing": ("def build():\n    pass\n", "build() returned NoneType", 1),
+    "empty dict": ("def build():\n    return {}\n", "a dict of nothing", 1),
+    "wrong dict": ("def build():\n    return {'run': 3}\n", "a dict of int", 1),
+    "build is no function": ("build = 3\n", "expected `build` to be a function, got int", 1),
+    "graph is wrong": ("graph = 3\n", "`graph` is int", 1),
+    "needs an argument": ("def build(n):\n    pass\n", "build needs n: give --set n=VALUE", 2),
+    "no outputs": ("from meganeura_aot import Graph\ngraph = Graph()\n", "expected outputs", 1),
+    "bad shapes": (
+        "from meganeura_aot import Graph\ng = Graph()\ng.input('x', (2,)) + g.input('y', (3,))\n",
+        "model.py:3",
+        1,
+    ),
+    "bad entry": (
+        (
+            "from meganeura_aot import Graph\ng = Graph()\ng.set_outputs([g.input('x', (2,)) * 1.0])\n"
+            "def build():\n    return {'reset': g}\n"
+        ),
+        "entry point 'reset'",
+        1,
+    ),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.py"
+    path.write_text(GOOD)
+    return path
+
+
+def test_writes_a_runner(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(model)]) == 0
+    assert "out/model.py: 1 dispatches, 1 pipelines, 2 buffers" in capsys.readouterr().out
+    text = Path("out/model.py").read_text()
+    assert '"""model: 1 dispatches' in text
+    assert "Rebuild:  meganeura-aot model.py " in text
+    assert str(model.parent) not in text
+
+
+@pytest.mark.parametrize("name", BAD_MODELS)
+def test_bad_model(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, message, code = BAD_MODELS[name]
+    model.write_text(source)
+    Path("old.py").write_text("old")
+    assert main([str(model), "-o", "old.py"]) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "meganeura_aot/" not in shown.err, "a frame of ours"
+    assert shown.err.startswith("meganeura-aot: ")
+    assert Path("old.py").read_text() == "old"
+    assert sorted(os.listdir()) == ["model.py", "old.py"]
+
+
+def test_missing_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nowhere.py"]) == 2
+    assert "nowhere.py: no such model file" in capsys.readouterr().err
+
+
+def test_settings(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(model), "--set", "size=7", "--set", "kind=tanh", "--emit", "graph"]) == 0
+    assert capsys.readouterr().out == "%0 = input x : f32[7]\n%1 = tanh(%0) : f32[7]\noutput y = %1\n"
+    assert main([str(model), "--set", "width=7"]) == 2
+    assert "build takes size, kind" in capsys.readouterr().err
+    assert main([str(model), "--set", "size"]) == 2
+    assert "expected key=value" in capsys.readouterr().err
+    assert main([str(model), "--set", "size=7", "-o", "r.py"]) == 0
+    assert "Rebuild:  meganeura-aot model.py --set size=7 " in Path("r.py").read_text()
+
+
+@pytest.mark.parametrize("stage", ["graph", "opt", "plan", "runner"])
+def test_emit_prints_and_writes_nothing(stage: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(model), "--emit", stage]) == 0
+    assert "relu" in capsys.readouterr().out
+    assert os.listdir() == ["model.py"]
+
+
+def test_wrong_usage(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--emit", "grad"], ["--target", "gpu"], ["--no-such-option"]):
+        with pytest.raises(SystemExit) as stop:
+            main([str(model), *arguments])
+        assert stop.value.code == 2
+    assert main([str(model), "--emit", "plan", "--check"]) == 2
+    assert main([str(model), "-o", str(model)]) == 2
+    assert main([str(model), "-o", "."]) == 2
+    assert model.read_text() == GOOD
+
+
+def test_check(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(model), "--check"]) == 1
+    assert "found no file" in capsys.readouterr().err
+    assert main([str(model)]) == 0
+    assert main([str(model), "--check"]) == 0
+    out = Path("out/model.py")
+    out.write_text(out.read_text().replace("nbytes=16", "nbytes=17", 1))
+    capsys.readouterr()
+    assert main([str(model), "--check"]) == 1
+    shown = capsys.readouterr()
+    assert "nbytes=17" in next(line for line in shown.out.splitlines() if line.startswith("-") and "b_x" in line)
+    assert "out of date; rebuild it with meganeura-aot model.py" in shown.err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs a POSIX system")
+def test_a_file_that_cannot_be_written(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("in the way")
+    assert main([str(model), "-o", "file/runner.py"]) == 1
+    assert "file" in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["file", "model.py"]
+
+
+def test_report(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(model), "--report", "-v"]) == 0
+    shown = capsys.readouterr()
+    for label in ("nodes", "dispatches", "distinct pipelines", "lower bound", "memory in all"):
+        assert label in shown.out
+    assert "wrote out/model.py" in shown.err
+
+
+def test_several_entry_points(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model.write_text(GOOD + "\nbuild_one = build\ndef build():\n    return {'a': build_one(), 'b': build_one(5)}\n")
+    assert main([str(model), "--emit", "graph"]) == 0
+    assert "==== a ====" in capsys.readouterr().out
+    assert main([str(model)]) == 0
+    assert "def encode_b(self, encoder):" in Path("out/model.py").read_text()
+
+
+def test_same_bytes_whatever_the_hash_seed_the_folder_and_the_name(model: Path) -> None:
+    """Three hash seeds, two folders, two names: one file."""
+    other = model.parent / "elsewhere"
+    other.mkdir()
+    (other / "model.py").write_text(GOOD)
+    texts = set()
+    for seed, folder, out in (("0", ".", "a.py"), ("1", "elsewhere", "b.py"), ("77", ".", "c.py")):
+        command = [sys.executable, "-m", "meganeura_aot", "model.py", "-o", out]
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])}
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+        texts.add((Path(folder) / out).read_bytes())
+    assert len(texts) == 1
+
+
+def test_modules_beside_the_model(model: Path) -> None:
+    Path("sizes.py").write_text("SIZE = 9\n")
+    model.write_text(
+        GOOD.replace("import Graph", "import Graph\nfrom sizes import SIZE").replace("size: int = 4", "size=SIZE")
+    )
+    assert main([str(model)]) == 0
+    assert "f32[9]" in Path("out/model.py").read_text()

@@ -1,0 +1,78 @@
+"""Generated from the registry: every operator, every sample."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meganeura_aot.graph import GraphIR, Node, Value
+from meganeura_aot.op import OPS, Sample
+from meganeura_aot.ops.leaf import Input
+from meganeura_aot.passes import prune
+from meganeura_aot.target import TARGETS, find_target
+from tests import harness
+from tests.draws import draw
+
+CASES = [
+    pytest.param(sample, id=f"{name}-{index}")
+    for name, op in sorted(OPS.items())
+    for index, sample in enumerate(op.samples())
+]
+FIRST_CASES = [case for case in CASES if case.id.endswith("-0")]
+NO_SAMPLES = {"input", "parameter", "state", "constant", "assign", "advance"}  # leaves and states: test_states.py
+
+
+def graph_of(sample: Sample) -> GraphIR:
+    """The operator over inputs x0, x1, ..., each output of it an output."""
+    nodes = [Node(Input(f"x{i}", type_), (), (type_,)) for i, type_ in enumerate(sample.inputs)]
+    values = tuple(Value(i) for i in range(len(nodes)))
+    types = sample.op.inferred(*sample.inputs)
+    nodes.append(Node(sample.op, values, types))
+    outputs = tuple((f"y{port}", Value(len(nodes) - 1, port)) for port in range(len(types)))
+    return GraphIR(tuple(nodes), outputs)
+
+
+def feeds_of(sample: Sample, request: pytest.FixtureRequest) -> dict[str, Any]:
+    rng = np.random.default_rng(zlib.crc32(request.node.name.encode()))
+    return {f"x{i}": draw(sample.draw, type_, rng) for i, type_ in enumerate(sample.inputs)}
+
+
+def test_every_operator_has_samples() -> None:
+    assert {name for name, op in OPS.items() if not op.samples()} == NO_SAMPLES
+
+
+@pytest.mark.parametrize("sample", CASES)
+def test_kernel(sample: Sample, request: pytest.FixtureRequest) -> None:
+    """infer == reference shapes, and kernel == reference, with canaries, NaN scratch, checked and trusted."""
+    feeds = feeds_of(sample, request)
+    arrays = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in feeds.values()]
+    result = sample.op.reference(*arrays)
+    shapes = [np.shape(array) for array in (result if isinstance(result, tuple) else (result,))]
+    assert shapes == [type_.shape for type_ in sample.op.inferred(*sample.inputs)]
+    harness.check(graph_of(sample), feeds)
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "webgpu"])
+@pytest.mark.parametrize("sample", [c for c in CASES if c.id.startswith("matmul") or c.id.endswith("-0")])
+def test_kernel_of_other_targets(sample: Sample, target: str, request: pytest.FixtureRequest) -> None:
+    harness.check(graph_of(sample), feeds_of(sample, request), target=target, twins=target == "cpu")
+
+
+@pytest.mark.parametrize("sample", FIRST_CASES)
+def test_replays_are_bit_identical(sample: Sample, request: pytest.FixtureRequest) -> None:
+    program = harness.compile_graph(graph_of(sample))
+    runner = harness.load(program)
+    inputs = harness.feeds_of(runner, feeds_of(sample, request))
+    first = runner.run(**inputs)
+    for _ in range(19):
+        harness.assert_same(first, runner.run(**inputs), "in a replay")
+
+
+def test_prune_keeps_what_is_declared() -> None:
+    sample = OPS["relu"].samples()[0]
+    graph = graph_of(sample)
+    unused = GraphIR((*graph.nodes, *graph.nodes[-1:]), graph.outputs)
+    assert prune(unused, find_target("webgpu")) == graph
