@@ -18,6 +18,7 @@ from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output
 from .target import Target
 
 LARGEST_CONSTANT = 1 << 20  # bytes of one constant inside the emitted file
+SHARED = ("parameter", "state")  # kinds of buffers that all entries have in common
 KIND_OF_LEAF: Mapping[type[Leaf], str] = {Input: "input", Parameter: "parameter", State: "state"}
 
 
@@ -46,8 +47,9 @@ def wgsl_literal(op: Constant) -> str | None:
 class EntryLowering:
     """Lowers one graph; `dispatch` and `scratch` are what operators call."""
 
-    def __init__(self, entry: str, graph: GraphIR, target: Target, several: bool) -> None:
-        self.entry, self.graph, self.target, self.several = entry, graph, target, several
+    def __init__(self, entry: str, graph: GraphIR, target: Target, several: bool, shared: frozenset[str]) -> None:
+        """shared: names of the parameters and states of all entries, which no other buffer may take."""
+        self.entry, self.graph, self.target, self.several, self.shared = entry, graph, target, several, shared
         self.buffers: dict[str, BufferRef] = {}
         self.dispatches: list[Dispatch] = []
         self.storage: dict[Value, str] = {}
@@ -102,11 +104,12 @@ class EntryLowering:
         return f"{self.entry}.{name}" if self.several else name
 
     def add_buffer(self, kind: str, label: str, type_: TensorType, **more: Any) -> str:
-        shared = kind in ("parameter", "state")
-        name = label if shared else f"{self.entry}.{label}" if self.several else label
-        while not shared and name in self.buffers:
-            name += "_"
-        entry = "" if shared else self.entry
+        if kind in SHARED:
+            name, entry = label, ""
+        else:
+            name, entry = f"{self.entry}.{label}" if self.several else label, self.entry
+            while name in self.buffers or name in self.shared:
+                name += "_"
         self.buffers[name] = BufferRef(name, kind, label, type_, max(4, type_.nbytes), entry, **more)
         return name
 
@@ -212,8 +215,10 @@ def lower(graphs: Mapping[str, GraphIR], target: Target) -> ExecutionPlan:
     """The plan of a whole program; parameters and states are shared by name. Raises LoweringError, GraphError."""
     buffers: dict[str, BufferRef] = {}
     entries = []
+    nodes = [node for graph in graphs.values() for node in graph.nodes]
+    shared = frozenset(node.op.label for node in nodes if isinstance(node.op, Parameter | State))
     for name, graph in graphs.items():
-        lowering = EntryLowering(name, graph, target, several=len(graphs) > 1)
+        lowering = EntryLowering(name, graph, target, len(graphs) > 1, shared)
         entries.append(lowering.run())
         for buffer in lowering.buffers.values():
             known = buffers.setdefault(buffer.name, buffer)

@@ -5,8 +5,10 @@ No arena: one buffer cannot be bound read-only and read-write in one dispatch, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from .errors import PlanError
 from .plan import BufferRef, ExecutionPlan
@@ -95,20 +97,20 @@ def verify_sharing(before: ExecutionPlan, after: ExecutionPlan) -> None:
         for (_, one, _), (_, two, _) in zip(old.bindings, new.bindings, strict=True):
             if home.setdefault(one, two) != two:
                 raise PlanError(f"{old.name}: {one} is in {home[one]}, not in {two}")
-    names = list(alive)
-    for position, one in enumerate(names):
-        if after.buffers[home[one]].nbytes < before.buffers[one].nbytes:
-            raise PlanError(f"{one}: needs {before.buffers[one].nbytes} bytes, {home[one]} is smaller")
-        for two in names[position + 1 :]:
-            if home[one] == home[two] and alive[one].overlaps(alive[two]):
-                raise PlanError(f"{one} and {two} are alive together and share {home[one]}")
+    guests: dict[str, list[str]] = {}
+    for name in alive:
+        if after.buffers[home[name]].nbytes < before.buffers[name].nbytes:
+            raise PlanError(f"{name}: needs {before.buffers[name].nbytes} bytes, {home[name]} is smaller")
+        for other in guests.setdefault(home[name], []):
+            if alive[name].overlaps(alive[other]):
+                raise PlanError(f"{other} and {name} are alive together and share {home[name]}")
+        guests[home[name]].append(name)
 
 
 def lower_bound(plan: ExecutionPlan) -> int:
     """Bytes of scratch alive at the worst moment: no sharing can need less."""
-    alive = lives(plan)
-    moments = range(sum(1 for _ in plan.dispatches()))
-    return max(
-        (sum(plan.buffers[n].nbytes for n, life in alive.items() if life.first <= t <= life.last) for t in moments),
-        default=0,
-    )
+    change: Counter[int] = Counter()
+    for name, life in lives(plan).items():
+        change[life.first] += plan.buffers[name].nbytes
+        change[life.last + 1] -= plan.buffers[name].nbytes
+    return max(accumulate(change[moment] for moment in sorted(change)), default=0)

@@ -59,12 +59,15 @@ class Lowering(Protocol):
 class Sample:
     """One case of the generated tests: an operator, the types of its inputs, and how the inputs are drawn.
 
-    draw names a recipe of the tests: "normal", "small", "negative", "positive", "special", "integer"...
+    draw names recipes of tests/draws.py ("normal", "small", "below 7", ...): one for all inputs, or one for each.
     """
 
     op: Op
     inputs: tuple[TensorType, ...]
-    draw: str = "normal"
+    draw: str | tuple[str, ...] = "normal"
+
+    def draws(self) -> tuple[str, ...]:
+        return (self.draw,) * len(self.inputs) if isinstance(self.draw, str) else self.draw
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ SPECIAL += [1e-30, -1e-30, 6e4, -13.24, 20.6, 0.9999999, 1.0000001, 1e30, -1e30,
 def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
     """An array of this type. small and negative fill every row with such numbers alone."""
     shape = type_.shape
+    if recipe.startswith("below "):  # indices
+        return rng.integers(0, int(recipe.split()[1]), shape).astype(type_.dtype.numpy)
     if type_.dtype is not DType.F32:
         return draw_integers(type_, rng)
     if recipe == "small":

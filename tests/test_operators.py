@@ -37,7 +37,8 @@ def graph_of(sample: Sample) -> GraphIR:
 
 def feeds_of(sample: Sample, request: pytest.FixtureRequest) -> dict[str, Any]:
     rng = np.random.default_rng(zlib.crc32(request.node.name.encode()))
-    return {f"x{i}": draw(sample.draw, type_, rng) for i, type_ in enumerate(sample.inputs)}
+    recipes = zip(sample.draws(), sample.inputs, strict=True)
+    return {f"x{i}": draw(recipe, type_, rng) for i, (recipe, type_) in enumerate(recipes)}
 
 
 def test_every_operator_has_samples() -> None:

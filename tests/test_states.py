@@ -173,3 +173,24 @@ def test_entry_names(name: str) -> None:
     g.set_outputs([g.input("x", (1,)) * 1.0])
     with pytest.raises(GraphError, match="entry point"):
         compile_graph({name: g})
+
+
+def test_names_that_meet() -> None:
+    """An output named as a parameter that comes later; a parameter named as a value, and as another entry's input."""
+    graphs = {}
+    for entry in ("one", "two"):
+        g = Graph()
+        x = g.input("x", (3,))
+        y = g.exp(x)
+        names = ["w", "one.x", "two.x", "exp_0", "t0", "one.exp_0", "b_t0"]
+        for name in names:
+            y = y * g.parameter(name, (3,))
+        g.set_outputs({"w": g.relu(y), "t0": g.sin(y), "x": y})
+        graphs[entry] = g
+    weights = {name: np.full(3, i + 1, np.float32) for i, name in enumerate(names)}
+    for program in (compile_graph(graphs), compile_graph({"one": graphs["one"]})):
+        runner = harness.load(program)
+        runner.load_weights(weights)
+        got = runner.one(x=np.zeros(3, np.float32))
+        np.testing.assert_array_equal(got["w"], np.full(3, 5040))
+        np.testing.assert_array_equal(got["x"], np.full(3, 5040))

@@ -6,7 +6,7 @@ NaN and infinity only where the reference has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,19 +37,25 @@ def contraction_bound(op: MatMul, a: Array, b: Array) -> Array:
 
 
 def sum_bound(op: Any, x: Array) -> Array:
-    """The allowed error of a sum or a mean."""
+    """The allowed error of a sum or a mean: a contraction with ones."""
     count = max(int(np.prod([x.shape[axis] for axis in op.axes])), 1)
     return CONTRACTION * np.sqrt(count) * op.reference(np.abs(x)) + SMALLEST_NORMAL
+
+
+# The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs.
+BOUNDS: dict[str, Callable[..., Array]] = {
+    "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
+    "sum": sum_bound,
+    "mean": sum_bound,
+}
 
 
 def bound(op: Op, inputs: Sequence[Array], ref: Array) -> Array:
     """The allowed error of an operator's output."""
     if ref.dtype.kind != "f" or op.tolerance == "exact":
         return np.zeros(ref.shape)
-    if isinstance(op, MatMul):
-        return contraction_bound(op, *inputs[:2])
-    if op.tolerance == "sum":
-        return sum_bound(op, inputs[0])
+    if op.tolerance in ("contraction", "sum"):
+        return BOUNDS[op.name](op, *inputs)
     return pointwise_bound(ref)
 
 

@@ -1,0 +1,113 @@
+"""A host program's GPU buffers as inputs: used in place, or refused with the reason."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime_stub import doctor
+from runtime_stub.core import ModelRunner
+
+from .runners import Decode, InPlace, Scale
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+USAGE = ("STORAGE", "COPY_DST", "COPY_SRC")
+
+
+def make(device: Any, array: Any, usage: tuple[str, ...] = USAGE) -> Any:
+    flags = doctor.import_wgpu().BufferUsage
+    buffer = device.create_buffer(size=array.nbytes, usage=sum(getattr(flags, name) for name in usage))
+    device.queue.write_buffer(buffer, 0, array)
+    return buffer
+
+
+@pytest.fixture(scope="module")
+def scale(gpu: Any) -> Scale:
+    runner = Scale(gpu)
+    runner.load_weights({"w": np.full((2, 3), 2, np.float32)})
+    return runner
+
+
+def test_it_is_read_in_place_and_mixes_with_arrays(scale: Scale, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make(gpu, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(scale, "upload", None)
+        assert np.array_equal(scale.run(x=buffer)["y"], X * 2)
+    assert np.array_equal(scale.run(x=X + 1)["y"], (X + 1) * 2)
+    gpu.queue.write_buffer(buffer, 0, X + 5)
+    assert np.array_equal(scale.run(x=buffer)["y"], (X + 5) * 2)
+
+
+def test_a_larger_buffer_is_fine(scale: Scale, gpu: Any) -> None:
+    assert np.array_equal(scale.run(x=make(gpu, np.arange(64, dtype=np.float32)))["y"], X * 2)
+
+
+def test_one_bind_group_is_made_for_each_buffer(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, made = Decode(gpu), []
+    create = gpu.create_bind_group
+    monkeypatch.setattr(gpu, "create_bind_group", lambda **more: made.append(1) or create(**more))
+    first, second = make(gpu, np.ones(4, np.float32)), make(gpu, np.full(4, 3, np.float32))
+    for _ in range(3):
+        assert runner.decode(x=first)["z"].tolist() == [2] * 4
+        runner.set_state("position", 0)
+        assert runner.decode(x=second)["z"].tolist() == [12] * 4
+        runner.set_state("position", 0)
+    assert len(made) == 4, "two groups hold x, and two buffers were seen"
+
+
+def test_buffers_seen_long_ago_are_forgotten(scale: Scale, gpu: Any) -> None:
+    for i in range(70):
+        assert scale.run(x=make(gpu, X + i))["y"][0, 0] == 2 * i
+        assert len(scale.g_scale_0.made) <= 32
+
+
+def test_one_runner_s_output_is_another_s_input(scale: Scale, gpu: Any) -> None:
+    second = Scale(gpu)
+    second.load_weights({"w": np.full((2, 3), 10, np.float32)})
+    scale.run((), x=X)
+    assert np.array_equal(second.run(x=scale.buffer("y"))["y"], X * 20)
+
+
+def test_an_output_that_is_this_input_reads_the_buffer(gpu: Any) -> None:
+    runner = InPlace(gpu)
+    buffer = make(gpu, np.array([7, 8], np.float32))
+    assert runner.run(a=[0, 0], b=buffer)["b"].tolist() == [[7, 8]]
+    with pytest.raises(ValueError, match="input 'b'.*COPY_SRC"):
+        runner.run(a=[0, 0], b=make(gpu, X, ("STORAGE", "COPY_DST")))
+
+
+def test_too_small(scale: Scale, gpu: Any) -> None:
+    with pytest.raises(ValueError, match="input 'x' of run.*24 bytes.*got 20 bytes"):
+        scale.run(x=make(gpu, np.zeros(5, np.float32)))
+
+
+def test_without_storage_usage(scale: Scale, gpu: Any) -> None:
+    with pytest.raises(ValueError, match="input 'x' of run.*STORAGE"):
+        scale.run(x=make(gpu, X, ("COPY_DST", "COPY_SRC")))
+
+
+def test_of_another_device(scale: Scale) -> None:
+    other = doctor.request_device(doctor.choose_adapter(None), ModelRunner)
+    with pytest.raises(ValueError, match="(?s)input 'x' of run.*Device"):
+        scale.run(x=make(other, X))
+    other.destroy()
+
+
+def test_written_by_the_entry(scale: Scale, gpu: Any) -> None:
+    with pytest.raises(ValueError, match="input 'a' of run.*write"):
+        InPlace(gpu).run(a=make(gpu, np.zeros(2, np.uint32)), b=[0, 0])
+    with pytest.raises(ValueError, match="input 'x' of run.*write"):
+        scale.run(x=scale.buffer("y"))
+
+
+def test_where_the_host_must_know_the_number(gpu: Any) -> None:
+    with pytest.raises(ValueError, match="input 'n' of prefill.*array"):
+        Decode(gpu).prefill(n=make(gpu, np.array(1, np.uint32)))
+
+
+def test_refusal_comes_before_any_upload(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = InPlace(gpu)
+    monkeypatch.setattr(runner, "upload", None)
+    monkeypatch.setattr(runner, "record", None)
+    with pytest.raises(ValueError, match="input 'b'"):
+        runner.run(a=[1, 2], b=make(gpu, np.zeros(1, np.float32)))

@@ -1,0 +1,337 @@
+"""Weights: right files load exactly, wrong and hostile ones are a WeightError that changes nothing."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime_stub import ModelRunner, WeightError
+from runtime_stub.weights import read_safetensors
+
+from .runners import Kinds, Scale
+
+W = np.arange(6, dtype=np.float32).reshape(2, 3)
+NAN = float("nan")
+
+
+class Two(ModelRunner):
+    """two: one float and one integer parameter."""
+
+    name = "two"
+
+    def buffers(self) -> None:
+        self.b_f = self.parameter("f", (5,), nbytes=20)
+        self.b_n = self.parameter("n", (2,), "i32", nbytes=8)
+        self.b_u = self.parameter("u", (), "u32", nbytes=4)
+        self.b_e = self.parameter("e", (0, 4), nbytes=0)
+        for buffer in (self.b_f, self.b_n, self.b_u, self.b_e):
+            self.output("run", buffer.name, buffer, buffer.shape, buffer.dtype)
+
+    def encode_run(self, encoder: Any) -> None:
+        pass
+
+
+GOOD = {"f": np.ones(5, np.float32), "n": np.array([1, -2]), "u": np.array(3), "e": np.zeros((0, 4), np.float32)}
+
+
+@pytest.fixture
+def two(gpu: Any) -> Two:
+    return Two(gpu)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a safetensors file of (name, dtype, shape, bytes), or of any header and data."""
+
+    def write(tensors: Any = (), *, header: Any = None, data: bytes = b"", length: int | None = None) -> Path:
+        entries: dict[str, Any] = {}
+        for name, dtype, shape, raw in tensors:
+            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
+        text = header if isinstance(header, bytes) else json.dumps(entries if header is None else header).encode()
+        path = tmp_path / "w.safetensors"
+        path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+        return path
+
+    return write
+
+
+def f32(array: Any) -> bytes:
+    return np.asarray(array, np.float32).tobytes()
+
+
+def run(runner: ModelRunner) -> dict[str, Any]:
+    return runner.call("run", {})
+
+
+BF16 = {0x3F80: 1.0, 0xC2A0: -80.0, 0x7F80: np.inf, 0x0080: 1.1754944e-38, 0x0001: 9.1835e-41}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "raw", "expected"),
+    [
+        ("F32", f32([0.1, -0.0, np.inf, 1e-45, 3e38]), [0.1, -0.0, np.inf, 1e-45, 3e38]),
+        ("F16", np.array([0.1, -0.0, np.inf, 6e-8, 65504], np.float16).tobytes(), None),
+        ("BF16", np.array(list(BF16), "<u2").tobytes(), list(BF16.values())),
+        ("F64", np.array([0.1, 1e300, -1e-300, 16777217, 1]).tobytes(), [0.1, np.inf, -0.0, 16777216, 1]),
+    ],
+)
+def test_floats_become_f32(two: Two, write: Callable[..., Path], dtype: str, raw: bytes, expected: Any) -> None:
+    rest = [("n", "I8", [2], b"\x01\xff"), ("u", "BOOL", [], b"\x01"), ("e", dtype, [0, 4], b"")]
+    two.load_weights(write([("f", dtype, [5], raw), *rest]))
+    expected = np.frombuffer(raw, np.float16) if expected is None else expected
+    out = run(two)
+    np.testing.assert_allclose(out["f"], np.asarray(expected, np.float32), rtol=1e-4 if dtype == "BF16" else 0)
+    assert np.array_equal(np.signbit(out["f"]), np.signbit(expected))
+    assert out["n"].tolist() == [1, -1] and out["u"] == 1 and out["e"].shape == (0, 4)
+    if dtype == "BF16":
+        assert out["f"].view(np.uint32).tolist() == [word << 16 for word in BF16]
+
+
+@pytest.mark.parametrize("dtype", ["I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL"])
+def test_integers_load_into_integer_parameters(two: Two, write: Callable[..., Path], dtype: str) -> None:
+    numpy = np.dtype(bool if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
+    n, u = np.array([0, 1]).astype(numpy).tobytes(), np.array(1).astype(numpy).tobytes()
+    given = [("f", "F32", [5], f32(np.ones(5))), ("n", dtype, [2], n), ("u", dtype, [], u), ("e", "F32", [0, 4], b"")]
+    two.load_weights(write(given))
+    assert run(two)["n"].tolist() == [0, 1] and run(two)["u"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("n", np.array([2**31, 0]), r"n: expected i32\[2\], got int64\[2\] from 0 to 2147483648"),
+        ("n", np.array([1.0, 2.0]), r"n: expected i32\[2\], got float64\[2\]"),
+        ("u", np.array(-1), r"u: expected u32\[\], got int64\[\] from -1 to -1"),
+        ("u", np.array(2**64 - 1, np.uint64), "18446744073709551615"),
+        ("f", np.ones(5, np.int32), r"f: expected f32\[5\], got int32\[5\]"),
+        ("f", np.ones(5, bool), r"f: expected f32\[5\], got bool\[5\]"),
+        ("f", np.ones((5, 1)), r"f: expected f32\[5\], got float64\[5, 1\]"),
+        ("e", np.ones((4, 0)), r"e: expected f32\[0, 4\], got float64\[4, 0\]"),
+        ("f", [[1], [2, 3]], "f: .*inhomogeneous"),
+        ("f", np.ones(5, complex), "complex128"),
+        ("f", np.ones(5, object), "object"),
+    ],
+)
+def test_what_does_not_fit_is_refused(two: Two, name: str, value: Any, message: str) -> None:
+    with pytest.raises(WeightError, match=message):
+        two.load_weights(GOOD | {name: value})
+    assert two.missing == ["f", "n", "u", "e"]
+
+
+def test_mappings_load(two: Two) -> None:
+    two.load_weights(GOOD | {"f": [1.0, 2.0, 3.0, 4.0, 5.0], "n": np.array([9, 0, -9])[::2]})
+    assert run(two)["f"].tolist() == [1, 2, 3, 4, 5] and run(two)["n"].tolist() == [9, -9]
+    two.load_weights(GOOD | {"f": np.ones(5, np.float16)})
+    assert run(two)["f"].tolist() == [1] * 5
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    two.load_weights(GOOD | {"f": np.array([1, 2, 3, 4, -80], ml_dtypes.bfloat16)})
+    assert run(two)["f"].tolist() == [1, 2, 3, 4, -80]
+
+
+def test_every_problem_is_in_one_error_and_nothing_changes(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.load_weights(GOOD)
+    monkeypatch.setattr(two, "upload", None)
+    with pytest.raises(WeightError) as caught:
+        two.load_weights({"f": np.ones(4), "n": np.ones(2), "u": np.array(1), "x": np.ones(1), "y.z": np.ones(1)})
+    text = str(caught.value)
+    assert all(
+        part in text for part in ("f: expected", "n: expected", "e: missing, expected f32[0, 4]", "x: not", "y.z: not")
+    )
+    assert isinstance(caught.value, ValueError)
+    monkeypatch.undo()
+    assert run(two)["f"].tolist() == [1] * 5
+
+
+def test_unused_tensors_are_allowed_when_not_strict(two: Two) -> None:
+    two.load_weights(GOOD | {"x": np.ones(1, complex)}, strict=False)
+    with pytest.raises(WeightError, match="u: missing"):
+        two.load_weights({name: value for name, value in GOOD.items() if name != "u"}, strict=False)
+
+
+def test_running_before_weights_names_them(two: Two) -> None:
+    with pytest.raises(RuntimeError, match="two.*f, n, u, e"):
+        run(two)
+    with pytest.raises(WeightError):
+        two.load_weights({})
+    with pytest.raises(RuntimeError, match="f, n, u, e"):
+        run(two)
+
+
+def test_a_file_that_is_not_there_or_a_folder(two: Two, tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(OSError, match="nothing|directory|denied"):
+            two.load_weights(path)
+
+
+def test_the_library_s_own_files_load(gpu: Any, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"w": W}, tmp_path / "w.safetensors", metadata={"format": "pt"})
+    runner = Scale(gpu)
+    runner.load_weights(str(tmp_path / "w.safetensors"))
+    assert np.array_equal(runner.run(x=np.ones((2, 3)))["y"], W)
+
+
+def test_an_empty_header_is_a_file_of_no_tensors(write: Callable[..., Path]) -> None:
+    assert read_safetensors(write()) == {}
+    assert read_safetensors(write(header=b"{}      ")) == {}
+    assert read_safetensors(write(header={"__metadata__": {"format": "pt"}})) == {}
+
+
+def test_tensors_may_stand_in_any_order_and_unaligned(write: Callable[..., Path]) -> None:
+    header = {
+        "b": {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]},
+        "none": {"dtype": "F64", "shape": [3, 0], "data_offsets": [1, 1]},
+        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "last": {"dtype": "F64", "shape": [0], "data_offsets": [5, 5]},
+    }
+    arrays = read_safetensors(write(header=header, data=b"\x07" + f32([2.5])))
+    assert arrays["a"].tolist() == [7] and arrays["b"].tolist() == [2.5]
+    assert arrays["none"].shape == (3, 0) and arrays["last"].shape == (0,)
+
+
+def test_any_byte_of_a_bool_but_zero_is_true(write: Callable[..., Path]) -> None:
+    assert read_safetensors(write([("b", "BOOL", [3], b"\x00\x01\x02")]))["b"].tolist() == [False, True, True]
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8), **more: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
+
+
+HEADERS: dict[str, Any] = {
+    "not json": b"{]",
+    "cut json": b'{"a": {"dtype": "F32"',
+    "not utf-8": b'{"\xff": 1}',
+    "empty": b"",
+    "a list": [1],
+    "a number": 7,
+    "a string": "abc",
+    "null": None or b"null",
+    "metadata that is a list": {"__metadata__": []},
+    "metadata that is a string": {"__metadata__": "x"},
+    "an entry that is a list": {"a": []},
+    "an entry that is null": {"a": None},
+    "an entry that is a number": {"a": 3},
+    "no dtype": {"a": {"shape": [2], "data_offsets": [0, 8]}},
+    "no shape": {"a": {"dtype": "F32", "data_offsets": [0, 8]}},
+    "no offsets": {"a": {"dtype": "F32", "shape": [2]}},
+    "unknown dtype": {"a": entry("F7")},
+    "dtype that is a list": {"a": entry(["F32"])},
+    "dtype that is null": {"a": entry(None)},
+    "shape that is a number": {"a": entry(shape=2)},
+    "shape that is a string": {"a": entry(shape="2")},
+    "shape that is an object": {"a": entry(shape={"2": 2})},
+    "shape that is an empty string": {"a": entry("U64", shape="")},
+    "shape of floats": {"a": entry(shape=[2.0])},
+    "shape of booleans": {"a": entry(shape=[2, True])},
+    "shape of strings": {"a": entry(shape=["2"])},
+    "negative shape": {"a": entry(shape=[-2])},
+    "two negatives": {"a": entry(shape=[-1, -2])},
+    "NaN shape": {"a": entry(shape=[NAN])},
+    "infinite shape": {"a": entry(shape=[float("inf")])},
+    "huge shape": {"a": entry(shape=[2**70])},
+    "shape whose product wraps": {"a": entry(shape=[2**32, 2**32, 2])},
+    "huge shape of nothing": {"a": entry(shape=[2**62, 2**62, 0], offsets=[0, 0]), "b": entry()},
+    "many dimensions": {"a": entry(shape=[1] * 200 + [2])},
+    "shape too small": {"a": entry(shape=[1])},
+    "shape too large": {"a": entry(shape=[3])},
+    "dtype too large": {"a": entry("F64")},
+    "odd bytes": {"a": entry("F16", [2], [0, 5]), "b": entry("U8", [3], [5, 8])},
+    "offsets that are a number": {"a": entry(offsets=8)},
+    "one offset": {"a": entry(offsets=[8])},
+    "three offsets": {"a": entry(offsets=[0, 8, 8])},
+    "offsets that are an object": {"a": entry(offsets={"0": 0, "8": 8})},
+    "negative offsets": {"a": entry(offsets=[-8, 0])},
+    "reversed offsets": {"a": entry(offsets=[8, 0])},
+    "reversed offsets of nothing": {"a": entry(shape=[0], offsets=[0, -8])},
+    "float offsets": {"a": entry(offsets=[0.0, 8.0])},
+    "NaN offsets": {"a": entry(offsets=[NAN, NAN])},
+    "offsets out of bounds": {"a": entry(shape=[4], offsets=[0, 16])},
+    "huge offsets": {"a": entry(offsets=[2**64, 2**64 + 8])},
+    "nothing out of bounds": {"a": entry(), "b": entry(shape=[0], offsets=[99, 99])},
+    "overlap": {"a": entry(), "b": entry(shape=[1], offsets=[4, 8])},
+    "the same bytes": {"a": entry(), "b": entry()},
+    "a hole at the start": {"a": entry(shape=[1], offsets=[4, 8])},
+    "a hole in the middle": {"a": entry("U8", [2], [0, 2]), "b": entry("U8", [2], [6, 8])},
+    "a hole at the end": {"a": entry(shape=[1], offsets=[0, 4])},
+    "no tensors for the data": {},
+    "the same name twice": b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '
+    b'"a": {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}',
+    "the same field twice": b'{"a": {"dtype": "F32", "dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}',
+    "deep nesting": b"[" * 200_000,
+    "a number of many digits": b'{"a": ' + b"9" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_hostile_headers(write: Callable[..., Path], kind: str) -> None:
+    with pytest.raises(WeightError, match="w.safetensors"):
+        read_safetensors(write(header=HEADERS[kind], data=bytes(8)))
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 2**31, 2**63, 2**64 - 1, 79, 80])
+def test_a_lying_header_length(write: Callable[..., Path], length: int) -> None:
+    path = write([("a", "F32", [2], bytes(8))], length=length)
+    assert path.stat().st_size < 80
+    with pytest.raises(WeightError, match="w.safetensors"):
+        read_safetensors(path)
+
+
+def test_every_truncation(write: Callable[..., Path]) -> None:
+    path = write([("a", "F32", [1], f32([1])), ("b", "U8", [3], b"abc")])
+    whole = path.read_bytes()
+    assert set(read_safetensors(path)) == {"a", "b"}
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(WeightError, match="w.safetensors"):
+            read_safetensors(path)
+    path.write_bytes(whole + b"!")
+    with pytest.raises(WeightError, match="w.safetensors"):
+        read_safetensors(path)
+
+
+def test_random_damage_is_never_worse_than_a_weight_error(write: Callable[..., Path]) -> None:
+    path = write([("a", "F32", [1], f32([1])), ("b", "BF16", [2, 1], b"abcd")])
+    whole, rng = np.frombuffer(path.read_bytes(), np.uint8), np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = whole.copy()
+        damaged[rng.integers(0, len(whole), 3)] = rng.integers(0, 256, 3)
+        path.write_bytes(damaged.tobytes())
+        try:
+            read_safetensors(path)
+        except WeightError:
+            refused += 1
+    assert refused > 200
+
+
+def test_init_weights_depend_on_seed_and_name_only(gpu: Any) -> None:
+    class Reordered(Kinds):
+        def buffers(self) -> None:
+            self.b_v = self.parameter("v", (1000,), nbytes=4000, init=("normal", 2.0))
+            self.output("run", "v", self.b_v, (1000,))
+
+    first, other, again = Kinds(gpu), Kinds(gpu), Reordered(gpu)
+    given = {"ids": [1, 2, 3], "i": [1, 2], "s": 0, "none": np.zeros((0, 3))}
+    for runner, seed in ((first, 3), (other, 4), (again, 3)):
+        runner.init_weights(seed)
+    out, v = first.run(**given), again.run()["v"]
+    assert v.tobytes() == out["v"].tobytes() != other.run(**given)["v"].tobytes()
+    assert (np.abs(out["w"]) <= 0.5).all() and len(set(out["w"].tolist())) == 4
+    assert 1.8 < v.std() < 2.2 and abs(v.mean()) < 0.3
+    assert not np.allclose(out["w"] * 4, v[:4])
+    twice = Kinds(gpu)
+    twice.init_weights(9)
+    twice.init_weights(3)
+    assert twice.run(**given)["v"].tobytes() == v.tobytes()
+
+
+def test_init_weights_names_parameters_without_init(two: Two) -> None:
+    with pytest.raises(RuntimeError, match="without init: f, n, u, e"):
+        two.init_weights(0)
+    with pytest.raises(RuntimeError, match="f, n, u, e"):
+        run(two)
