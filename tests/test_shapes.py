@@ -48,6 +48,13 @@ def test_pointwise_broadcasts_of_every_size(size: int) -> None:
     harness.check(g, {"a": normal(2, size, 3), "b": normal(size, 1), "c": normal(2, 1, 1)}, twins=size == 33)
 
 
+def test_broadcasts_that_alternate() -> None:
+    g = Graph()
+    a, b, c = g.input("a", (2, 1, 3, 1, 4)), g.input("b", (5, 1, 6, 1)), g.input("c", (2, 5, 1, 6, 1))
+    g.set_outputs({"ab": a + b, "ac": c - a, "abc": g.where(b, a, c)})
+    harness.check(g, {"a": normal(2, 1, 3, 1, 4), "b": normal(5, 1, 6, 1, seed=1), "c": normal(2, 5, 1, 6, 1, seed=2)})
+
+
 @pytest.mark.parametrize("size", HUGE)
 def test_more_than_65535_workgroups(size: int) -> None:
     g = Graph()
