@@ -76,11 +76,7 @@ class Graph(GatherOperators):
 
     def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
         """Write `value` into a state; every later use of its handle sees the new value."""
-        leaf = self._state_leaf("assign", state)
-        label = self._label(leaf)
-        if any(advance.state == label for advance in self._advances):
-            raise self._error(f"assign to state {label!r}", "a state that `advance` does not move", "a position")
-        return self._write(leaf, Assign(), [self.lift(value, like=state)])
+        return self._write(self._assignable("assign", state), Assign(), [self.lift(value, like=state)])
 
     def advance(self, state: Tensor, n: Tensor | int, limit: int) -> Tensor:
         """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
@@ -190,6 +186,14 @@ class Graph(GatherOperators):
         if not isinstance(self._nodes[value.node].op, State):
             raise self._error(action, "a state", f"the {self._nodes[value.node].op.name} {tensor}")
         return value
+
+    def _assignable(self, action: str, state: Tensor) -> Value:
+        """The leaf of a state that other operators than `advance` may write."""
+        leaf = self._state_leaf(action, state)
+        label = self._label(leaf)
+        if any(advance.state == label for advance in self._advances):
+            raise self._error(f"{action} to state {label!r}", "a state that `advance` does not move", "a position")
+        return leaf
 
     def _label(self, leaf: Value) -> str:
         op = self._nodes[leaf.node].op

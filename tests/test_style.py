@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"target"},
     {"graph"},
-    {"indexing"},
+    {"indexing", "rope_scaling"},
     {"op"},
     {"ops"},
     {"tensor"},
