@@ -95,6 +95,14 @@ def test_far_positions(offset: int, base: float) -> None:
     assert_within(run_rope(x, offset, base=base), exact, pointwise_bound(exact) / 10)
 
 
+def test_small_angles_keep_their_relative_accuracy() -> None:
+    """Down to 1e-9 radians, which is less than one part in 2^32 of a turn."""
+    x = np.zeros((1, 3, 1, 64), np.float32)
+    x[..., 32:] = 1
+    got = run_rope(x, base=1e9)[0, :, 0, :32]
+    np.testing.assert_allclose(got, -np.sin(np.arange(3)[:, None] * Plain().frequencies(1e9, 64)), rtol=5e-7)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("head_dim", "dim"), [(64, 64), (256, 64), (80, 32), (6, 2), (96, 96)])
 def test_both_pairings_and_partial_rotation(interleaved: bool, head_dim: int, dim: int) -> None:
