@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from .builder_ops import Operators
 from .errors import GraphError
-from .graph import Value
+from .graph import TensorType, Value
 from .op import Op
 from .ops.gather import Embedding, Gather, GatherElements, OneHot, ScatterAdd
 from .ops.random import AdvanceCounter, Random, RandomBits, RandomNormal, RandomUniform
@@ -28,6 +28,9 @@ class GatherOperators(Operators):
         raise NotImplementedError
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
         raise NotImplementedError
 
     def _assignable(self, action: str, state: Tensor) -> Value:
@@ -81,17 +84,18 @@ class GatherOperators(Operators):
     def random_bits(self, shape: Sequence[int], state: Tensor) -> Tensor:
         """32 random bits an element, u32. state: a state u32[4] of key (the seed) and counter, low words first; its
         counter moves on, so that every later use and every call draws new numbers"""
-        return self._random(RandomBits(tuple(shape)), state)
+        return self._random(RandomBits, shape, state)
 
     def random_uniform(self, shape: Sequence[int], state: Tensor) -> Tensor:
         """Uniform on [0, 1) in steps of 2^-24; see random_bits for the state"""
-        return self._random(RandomUniform(tuple(shape)), state)
+        return self._random(RandomUniform, shape, state)
 
     def random_normal(self, shape: Sequence[int], state: Tensor) -> Tensor:
         """Normal of mean 0 and deviation 1; see random_bits for the state"""
-        return self._random(RandomNormal(tuple(shape)), state)
+        return self._random(RandomNormal, shape, state)
 
-    def _random(self, op: Random, state: Tensor) -> Tensor:
+    def _random(self, kind: Callable[[tuple[int, ...]], Random], shape: Sequence[int], state: Tensor) -> Tensor:
+        op = kind(self._type("random numbers", shape, "f32").shape)
         leaf = self._assignable(op.name, state)
         values = self.apply(op, state)
         if op.blocks():

@@ -150,6 +150,20 @@ def test_gradients() -> None:
         harness.check(g, feeds, twins=False, slack={"dx": np.array(1e-5)})
 
 
+def test_gradient_of_top_k_goes_where_the_values_came_from() -> None:
+    g = Graph()
+    x, dy = g.input("x", (2, 3, 9)), g.input("dy", (2, 3, 4))
+    y = g.top_k(x, 4)
+    node = g._nodes[y[0].value.node]
+    (dx,) = node.op.gradient(g, (dy, None), y, x)
+    g.set_outputs({"dx": dx, "indices": y[1]})
+    feeds = {"x": normal(2, 3, 9), "dy": normal(2, 3, 4, seed=1)}
+    got = harness.check(g, feeds, twins=False, slack={"dx": np.array(1e-6)})
+    expected = np.zeros((2, 3, 9), np.float32)
+    np.put_along_axis(expected, got["indices"].astype(int), feeds["dy"], -1)
+    np.testing.assert_array_equal(got["dx"], expected)
+
+
 # argmax and top_k
 
 

@@ -63,12 +63,14 @@ class Permute(Op):
         return (g.transpose(dy, [self.axes.index(axis) for axis in range(len(self.axes))]),)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
-        """Through tiles where the last axis and the axis along which x is contiguous are both long, else as a copy."""
+        """Through tiles where the last axis and the axis along which x is contiguous are both long, else as a copy,
+        which is the faster one on software adapters."""
         strides = row_major_strides(x.shape)
         read = [strides[axis] for axis in self.axes]
         kept = [axis for axis, size in enumerate(out.shape) if size != 1]
         sizes, joined = join_axes([out.shape[axis] for axis in kept], {"X": [read[axis] for axis in kept]})
-        if len(sizes) >= 2 and joined["X"][-2] == 1 and min(sizes[-2:]) >= SHORTEST_TILED:
+        swapped = len(sizes) >= 2 and joined["X"][-2] == 1 and min(sizes[-2:]) >= SHORTEST_TILED
+        if swapped and k.target.name != "cpu":
             dispatch_transpose(k, x, out, sizes, joined["X"])
         else:
             dispatch_strided(k, x, out, out.shape, read=read)

@@ -43,6 +43,8 @@ class ArgExtreme(Op, register=False):
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         """One thread a row where rows are short, or strided with their neighbours side by side; else sorting."""
+        if out.size == 0:
+            return
         kept = [axis for axis in range(len(x.shape)) if axis != self.axis and x.shape[axis] != 1]
         row = Row(walk(x.shape, kept), walk(x.shape, [self.axis]), x.shape[self.axis])
         side_by_side = not row.inner.is_contiguous and row.count <= 1024 and out.size >= GROUP
@@ -64,7 +66,7 @@ class ArgExtreme(Op, register=False):
     def samples(cls) -> Sequence[Sample]:
         build: Callable[..., Any] = cls
         cases = [((3, 257), 1), ((5, 33), 1), ((65, 7), 0), ((2, 100, 3), 1), ((2, 70, 200), 1), ((7,), 0)]
-        cases += [((2, 5000), 1), ((300, 65), 1), ((1, 1), 0), ((3, 2049), 1), ((0, 3), 1)]
+        cases += [((2, 5000), 1), ((300, 65), 1), ((1, 1), 0), ((3, 2049), 1), ((0, 3), 1), ((0, 5000), 1)]
         samples = [Sample(build(axis), (TensorType(shape),)) for shape, axis in cases]
         samples += [Sample(build(1, True), (TensorType((4, 300)),), draw) for draw in ("special", "small", "negative")]
         samples += [Sample(build(0, True), (TensorType((70, 2)),), "special")]
@@ -114,7 +116,13 @@ class TopK(Op):
         order = np.lexsort((-np.where(nan, 0, wide), ~nan), axis=-1)[..., : self.k]
         return np.take_along_axis(x, order, -1), order.astype(np.uint32)
 
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        """Each value's gradient goes where the value came from."""
+        return (g.sum(g.one_hot(y[1], x.shape[-1]) * g.reshape(dy[0], (*dy[0].shape, 1)), axes=[-2]),)
+
     def lower(self, k: Lowering, x: Operand, *, out: tuple[Operand, Operand]) -> None:
+        if x.size == 0:
+            return
         count = x.shape[-1]
         row = Row(Walk((x.size // count,), (count,)), Walk((count,), (1,)), count)
         sorting = Sorting(x, row, x.size // count, self.k, DESCENDING[x.dtype], "top_k")
@@ -123,7 +131,7 @@ class TopK(Op):
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         cases = [((3, 257), 5), ((2, 2, 64), 64), ((70, 8), 2), ((5000,), 64), ((2, 2049), 1), ((33, 3), 3), ((1,), 1)]
-        cases += [((2, 2048), 7), ((2, 140000), 50), ((0, 3), 2), ((130, 5), 4)]
+        cases += [((2, 2048), 7), ((2, 140000), 50), ((0, 3), 2), ((0, 5000), 2), ((130, 5), 4)]
         samples = [Sample(cls(k), (TensorType(shape),)) for shape, k in cases]
         samples += [Sample(cls(40), (TensorType((3, 300)),), draw) for draw in ("special", "small", "negative")]
         types = [TensorType((2, 300), dtype) for dtype in (DType.I32, DType.U32)]
