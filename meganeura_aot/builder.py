@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .builder_ops import Operators
+from .builder_gather import GatherOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
@@ -52,7 +52,7 @@ def locate_errors(cls: type[Graph]) -> type[Graph]:
 
 
 @locate_errors
-class Graph(Operators):
+class Graph(GatherOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
     def __init__(self) -> None:
@@ -106,11 +106,7 @@ class Graph(Operators):
 
     def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
         """Write `value` into a state; every later use of its handle sees the new value."""
-        leaf = self._state_leaf("assign", state)
-        label = self._label(leaf)
-        if any(advance.state == label for advance in self._advances):
-            raise self._error(f"assign to state {label!r}", "a state that `advance` does not move", "a position")
-        return self._write(leaf, Assign(), [self.lift(value, like=state)])
+        return self._write(self._assignable("assign", state), Assign(), [self.lift(value, like=state)])
 
     def advance(self, state: Tensor, n: Tensor | int, limit: int) -> Tensor:
         """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
@@ -165,6 +161,11 @@ class Graph(Operators):
         first = next((x for x in inputs if isinstance(x, Tensor)), None)
         return self._append(op, *(self.lift(x, like=first) for x in inputs))
 
+    def apply_many(self, op: Op, *inputs: Tensor | Number) -> tuple[Tensor, ...]:
+        """Append a node of several outputs."""
+        node = self.apply(op, *inputs).value.node
+        return tuple(Tensor(self, Value(node, port), type_) for port, type_ in enumerate(self._nodes[node].types))
+
     def lift(self, x: Any, like: Tensor | None = None) -> Tensor:
         """A Tensor of this graph: x itself, or numbers as a constant of the dtype of `like`."""
         if isinstance(x, Tensor):
@@ -213,6 +214,14 @@ class Graph(Operators):
         if not isinstance(self._nodes[value.node].op, State):
             raise self._error(action, "a state", f"the {self._nodes[value.node].op.name} {tensor}")
         return value
+
+    def _assignable(self, action: str, state: Tensor) -> Value:
+        """The leaf of a state that other operators than `advance` may write."""
+        leaf = self._state_leaf(action, state)
+        label = self._label(leaf)
+        if any(advance.state == label for advance in self._advances):
+            raise self._error(f"{action} to state {label!r}", "a state that `advance` does not move", "a position")
+        return leaf
 
     def _label(self, leaf: Value) -> str:
         op = self._nodes[leaf.node].op

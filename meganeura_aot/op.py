@@ -105,6 +105,10 @@ class Op:
         result = self.infer(*types)
         return result if isinstance(result, tuple) else (result,)
 
+    def index_limits(self, *types: TensorType) -> Mapping[int, int]:
+        """For inputs that hold indices, by position: the limit that every index must stay below."""
+        return {}
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         """Shapes and attributes that every generated test runs."""

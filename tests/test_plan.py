@@ -154,6 +154,7 @@ def pointwise_variables(**changes: Any) -> dict[str, Any]:
         "dims": [],
         "lines": [],
         "result": "tanh_f32(a[i])",
+        "wide": False,
         "title": "t",
     }
     return base | changes

@@ -42,11 +42,18 @@ def sum_bound(op: Any, x: Array) -> Array:
     return CONTRACTION * np.sqrt(count) * op.reference(np.abs(x)) + SMALLEST_NORMAL
 
 
+def scatter_bound(op: Any, ids: Array, src: Array) -> Array:
+    """The allowed error of sums of rows: contractions with ones."""
+    count = op.reference(ids, np.ones_like(src))
+    return CONTRACTION * np.sqrt(np.maximum(count, 1)) * op.reference(ids, np.abs(src)) + SMALLEST_NORMAL
+
+
 # The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs.
 BOUNDS: dict[str, Callable[..., Array]] = {
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
     "sum": sum_bound,
     "mean": sum_bound,
+    "scatter_add": scatter_bound,
 }
 
 

@@ -1,5 +1,5 @@
 """Every operator. Importing this package fills the registry."""
 
-from . import layout, leaf, matmul, pointwise_table, reduce, state
+from . import gather, layout, leaf, matmul, pointwise_table, random, reduce, rope, sort, state
 
-__all__ = ["layout", "leaf", "matmul", "pointwise_table", "reduce", "state"]
+__all__ = ["gather", "layout", "leaf", "matmul", "pointwise_table", "random", "reduce", "rope", "sort", "state"]

@@ -12,7 +12,9 @@ import numpy as np
 from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
-from .pointwise import GROUP, Array, broadcast_shapes, dispatch_copy
+from .pointwise import Array, broadcast_shapes, dispatch_copy, elementwise_groups
+
+SHORTEST_TILED = 16  # a shorter side leaves most of a 32 x 32 tile empty
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,26 @@ class Permute(Op):
         return (g.transpose(dy, [self.axes.index(axis) for axis in range(len(self.axes))]),)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
-        steps = row_major_strides(x.shape)
-        dispatch_strided(k, x, out, out.shape, read=[steps[axis] for axis in self.axes])
+        """Through tiles where the last axis and the axis along which x is contiguous are both long, else as a copy,
+        which is the faster one on software adapters."""
+        strides = row_major_strides(x.shape)
+        read = [strides[axis] for axis in self.axes]
+        kept = [axis for axis, size in enumerate(out.shape) if size != 1]
+        sizes, joined = join_axes([out.shape[axis] for axis in kept], {"X": [read[axis] for axis in kept]})
+        swapped = len(sizes) >= 2 and joined["X"][-2] == 1 and min(sizes[-2:]) >= SHORTEST_TILED
+        if swapped and k.target.name != "cpu":
+            dispatch_transpose(k, x, out, sizes, joined["X"])
+        else:
+            dispatch_strided(k, x, out, out.shape, read=read)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         cases = [((1, 0), (33, 65)), ((0, 2, 1), (2, 3, 5)), ((2, 0, 1), (7, 1, 32)), ((3, 1, 2, 0), (2, 3, 4, 5))]
+        cases += [((0, 2, 1), (3, 64, 16)), ((0, 3, 1, 2), (2, 17, 3, 31)), ((2, 1, 4, 3, 0), (32, 3, 2, 16, 2))]
+        cases += [((1, 0, 3, 2), (2, 3, 33, 32)), ((1, 2, 0, 4, 3), (2, 3, 2, 16, 40))]
         return [Sample(cls(axes), (TensorType(shape),)) for axes, shape in cases] + [
             Sample(cls((1, 0)), (TensorType((5, 9), DType.I32),), "integer"),
+            Sample(cls((1, 0)), (TensorType((40, 20), DType.U32),), "integer"),
             Sample(cls((1, 0)), (TensorType((0, 3)),)),
         ]
 
@@ -211,13 +225,30 @@ def dispatch_strided(
     const = {f"D{axis}": size for axis, size in enumerate(sizes) if axis} | {"N": math.prod(shape)}
     for name, strides in pairs.items():
         const |= {f"{name}_OFFSET": offsets[name]} | {f"{name}_{axis}": s for axis, s in enumerate(strides)}
+    wide, groups = elementwise_groups(math.prod(shape))
     k.dispatch(
         "layout",
-        variant={"dtype": x.dtype, "rank": len(sizes), "moves": list(pairs)},
+        variant={"dtype": x.dtype, "rank": len(sizes), "moves": list(pairs), "wide": wide},
         bind={"x": x, "out": out},
         const=const,
-        groups=math.ceil(math.prod(shape) / GROUP),
+        groups=groups,
         label="strided_copy",
+    )
+
+
+def dispatch_transpose(k: Lowering, x: Operand, out: Operand, sizes: Sequence[int], strides: Sequence[int]) -> None:
+    """out[..., r, c] = x[... + r + c * strides[-1]]: sizes are those of the output, strides those of x, [-2] is 1."""
+    *batch, rows, columns = sizes
+    const = {"BATCH": math.prod(batch), "ROWS": rows, "COLUMNS": columns, "STRIDE": strides[-1]}
+    const |= {f"D{axis}": size for axis, size in enumerate(batch) if axis}
+    const |= {f"X_{axis}": stride for axis, stride in enumerate(strides[:-2])}
+    k.dispatch(
+        "transpose",
+        variant={"dtype": x.dtype, "rank": len(batch)},
+        bind={"x": x, "out": out},
+        const=const,
+        groups=math.prod(batch) * -(-rows // 32) * -(-columns // 32),
+        label="transpose_tiles",
     )
 
 

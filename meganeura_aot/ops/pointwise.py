@@ -15,6 +15,7 @@ from ..op import Lowering, Op, Operand
 
 GROUP = 256  # threads a workgroup
 LARGEST_F32 = float(np.finfo(np.float32).max)
+LARGE = 1 << 20  # elements from which a thread takes four: one load each keeps too few bytes under way
 
 Array = np.ndarray[Any, Any]
 
@@ -186,6 +187,12 @@ def coordinate_lines(used: set[int], rank: int, prefix: str = "D") -> list[str]:
     return lines
 
 
+def elementwise_groups(size: int) -> tuple[bool, int]:
+    """Whether a thread takes four elements, and the workgroups that cover `size` of them."""
+    wide = size >= LARGE
+    return wide, math.ceil(size / (4 * GROUP if wide else GROUP))
+
+
 def dispatch_pointwise(k: Lowering, steps: Sequence[Step], inputs: Sequence[Operand], out: Operand, label: str) -> None:
     """One kernel that computes `steps` for every element of `out`."""
     layout = collapse(out.shape, [operand.shape for operand in inputs])
@@ -206,6 +213,7 @@ def dispatch_pointwise(k: Lowering, steps: Sequence[Step], inputs: Sequence[Oper
     used = {axis for spans in layout.spans if not all(spans) for axis, spanned in enumerate(spans) if spanned}
     coordinates = coordinate_lines(used, len(layout.dims))
     body = "\n".join([*coordinates, *texts])
+    wide, groups = elementwise_groups(out.size)
     k.dispatch(
         "pointwise",
         variant={
@@ -215,10 +223,11 @@ def dispatch_pointwise(k: Lowering, steps: Sequence[Step], inputs: Sequence[Oper
             "lines": [*coordinates, *lines],
             "result": result,
             "title": label,
+            "wide": wide,
         },
         bind={**bind, "out": out},
         const={"N": out.size} | {f"D{d}": s for d, s in enumerate(layout.dims) if f"D{d}" in body},
-        groups=math.ceil(out.size / GROUP),
+        groups=groups,
         label=label,
     )
 
