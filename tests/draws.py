@@ -29,6 +29,8 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         values = 10.0 ** rng.uniform(-3, 3, shape)
     elif recipe == "large":
         values = rng.normal(size=shape) * 50
+    elif recipe == "offset":  # a mean that hides the deviation from sums of squares
+        values = 1e4 + rng.normal(size=shape) * 2
     elif recipe == "special":
         values = rng.choice(SPECIAL, shape)
         values.reshape(-1)[: len(SPECIAL)] = rng.permutation(SPECIAL)[: values.size]
