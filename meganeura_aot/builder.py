@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .builder_ops import Operators
+from .builder_norm import NormOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
@@ -22,7 +22,7 @@ RESERVED = frozenset({"self", "lr", "outputs"})  # arguments of a Runner's metho
 PACKAGE = str(Path(__file__).resolve().parent)
 
 
-class Graph(Operators):
+class Graph(NormOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
     def __init__(self) -> None:
@@ -136,6 +136,11 @@ class Graph(Operators):
         """Append a node of one output."""
         first = next((x for x in inputs if isinstance(x, Tensor)), None)
         return self._append(op, *(self.lift(x, like=first) for x in inputs))
+
+    def apply_many(self, op: Op, *inputs: Tensor | Number) -> tuple[Tensor, ...]:
+        """Append a node of any number of outputs."""
+        node = self.apply(op, *inputs).value.node
+        return tuple(Tensor(self, Value(node, port), type_) for port, type_ in enumerate(self._nodes[node].types))
 
     def lift(self, x: Any, like: Tensor | None = None) -> Tensor:
         """A Tensor of this graph: x itself, or numbers as a constant of the dtype of `like`."""

@@ -192,7 +192,7 @@ def _dispatch(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Opera
             "title": fold.title,
         },
         bind={**inputs, "out": out},
-        const=team.const() | strides | fold.const,
+        const={**team.const(), **strides, **fold.const},
         groups=team.groups,
         label=fold.title,
     )
