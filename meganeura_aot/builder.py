@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .builder_gather import GatherOperators
+from .builder_norm import NormOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
@@ -52,7 +53,7 @@ def locate_errors(cls: type[Graph]) -> type[Graph]:
 
 
 @locate_errors
-class Graph(GatherOperators):
+class Graph(GatherOperators, NormOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
     def __init__(self) -> None:

@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.graph import DType, TensorType
+from meganeura_aot.ops.optimizer import adam_numbers, sgd_numbers
 
 Array = np.ndarray[Any, Any]
+
+NUMBERS = {
+    "sgd numbers": sgd_numbers(0.1, momentum=0.9, weight_decay=0.01),
+    "adam numbers": adam_numbers(0.05, 3, weight_decay=0.1),
+}
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -0.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -88.0, 200.0, -200.0, 3.0]
 SPECIAL += [1e-30, -1e-30, 6e4, -13.24, 20.6, 0.9999999, 1.0000001, 1e30, -1e30, 2147483648.0, -2147483904.0, 4.3e9]
@@ -17,18 +23,26 @@ SPECIAL += [1e-30, -1e-30, 6e4, -13.24, 20.6, 0.9999999, 1.0000001, 1e30, -1e30,
 def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
     """An array of this type. small and negative fill every row with such numbers alone."""
     shape = type_.shape
+    if recipe in NUMBERS:
+        return NUMBERS[recipe]
     if recipe.startswith("below "):  # indices
         return rng.integers(0, int(recipe.split()[1]), shape).astype(type_.dtype.numpy)
     if type_.dtype is not DType.F32:
         return draw_integers(type_, rng)
     if recipe == "small":
         values = 10.0 ** rng.uniform(-30, -3, shape) * rng.choice([-1, 1], shape)
+    elif recipe == "zero":
+        values = np.zeros(shape)
     elif recipe == "negative":
         values = rng.uniform(-90, -5, shape)
     elif recipe == "positive":
         values = 10.0 ** rng.uniform(-3, 3, shape)
     elif recipe == "large":
         values = rng.normal(size=shape) * 50
+    elif recipe == "offset":  # a mean that hides the deviation from sums of squares
+        values = 1e4 + rng.normal(size=shape) * 2
+    elif recipe == "probability":  # exactly 0 and 1 among them
+        values = np.clip(rng.uniform(-0.2, 1.2, shape), 0, 1)
     elif recipe == "special":
         values = rng.choice(SPECIAL, shape)
         values.reshape(-1)[: len(SPECIAL)] = rng.permutation(SPECIAL)[: values.size]

@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     {"builder_pointwise"},
     {"builder_ops"},
     {"builder_gather"},
+    {"builder_norm"},
     {"builder"},
     {"autodiff", "reference", "passes"},
     {"kernel"},

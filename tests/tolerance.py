@@ -48,12 +48,18 @@ def scatter_bound(op: Any, ids: Array, src: Array) -> Array:
     return CONTRACTION * np.sqrt(np.maximum(count, 1)) * op.reference(ids, np.abs(src)) + SMALLEST_NORMAL
 
 
+def loss_bound(op: Any, *inputs: Array) -> Array:
+    """The allowed error of a loss whose terms may cancel: relative to their absolute values."""
+    return (RTOL + ATOL) * op.magnitude(*inputs) + SMALLEST_NORMAL
+
+
 # The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs.
 BOUNDS: dict[str, Callable[..., Array]] = {
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
     "sum": sum_bound,
     "mean": sum_bound,
     "scatter_add": scatter_bound,
+    "cross_entropy_loss": loss_bound,
 }
 
 
@@ -61,7 +67,7 @@ def bound(op: Op, inputs: Sequence[Array], ref: Array) -> Array:
     """The allowed error of an operator's output."""
     if ref.dtype.kind != "f" or op.tolerance == "exact":
         return np.zeros(ref.shape)
-    if op.tolerance in ("contraction", "sum"):
+    if op.name in BOUNDS:
         return BOUNDS[op.name](op, *inputs)
     return pointwise_bound(ref)
 

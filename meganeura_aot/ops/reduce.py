@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,12 +12,11 @@ import numpy as np
 from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
-from .layout import join_axes, row_major_strides
-from .pointwise import GROUP, Array
+from .pointwise import Array
+from .rows import Row, Team, fours_text, row_over, rows_of
 
-SHORT = 64  # rows up to this length are one thread's work
-SPLIT = 65536  # longer rows are reduced in two stages, so that they fill the device and sum accurately
-CHUNK = 4096  # elements a workgroup in the first of two stages
+LONG = 64  # positions a thread: rows that need more are reduced in two stages, so that they sum accurately
+FILLED = 256  # workgroups: with fewer of them shorter rows are too, so that they fill the device
 
 INTEGER_EXTREMES = {DType.I32: ("-2147483647i - 1i", "2147483647i"), DType.U32: ("0u", "4294967295u")}
 
@@ -49,18 +48,11 @@ class Reduction(Op, register=False):
             return np.asarray(type(self).numpy(x, self.axes, self.keepdims)).astype(x.dtype)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
-        kept = [axis for axis in range(len(x.shape)) if axis not in self.axes and x.shape[axis] != 1]
-        reduced = [axis for axis in self.axes if x.shape[axis] != 1]
-        count = math.prod(x.shape[axis] for axis in self.axes)
-        row = Row(walk(x.shape, kept), walk(x.shape, reduced), count)
-        if count <= SPLIT or not row.inner.is_contiguous:
-            dispatch_reduce(k, self, x, out, row, count)
-            return
-        chunks = -(-count // CHUNK)
-        partial = k.scratch(TensorType((out.size, chunks), x.dtype))
-        dispatch_reduce(k, self, x, partial, row, 1, chunks)
-        second = Row(Walk((out.size,), (chunks,)), Walk((chunks,), (1,)), chunks)
-        dispatch_reduce(k, self, partial, out, second, count)
+        fold = Fold(self.name, str(x.dtype), "sum" if self.combine == "mean" else self.combine)
+        row = row_over(x.shape, self.axes)
+        if self.combine == "mean":
+            fold = replace(fold, finish="total / f32(DIVISOR)", const={"DIVISOR": row.count})
+        reduce_rows(k, fold, {"x": x}, out, row)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -149,80 +141,68 @@ class Min(Reduction):
 
 
 @dataclass(frozen=True)
-class Walk:
-    """How an index over some axes of a row-major tensor becomes an offset: sizes and strides, outermost first."""
+class Fold:
+    """What is reduced, and how: combine(term, term, ...), then `finish`.
 
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    type: WGSL's type of a term. combine: "sum", "max" or "min".
+    term: WGSL over a and b, the elements of the one or two inputs.
+    finish: WGSL over `total` and the overrides `const`.
+    """
 
-    @property
-    def is_contiguous(self) -> bool:
-        return self.strides in ((), (1,))
-
-
-@dataclass(frozen=True)
-class Row:
-    """outer: from an output's index to the start of its row; inner: from a position in the row; count: its length."""
-
-    outer: Walk
-    inner: Walk
-    count: int
+    title: str
+    type: str
+    combine: str
+    term: str = "a"
+    finish: str = "total"
+    const: Mapping[str, int] = field(default_factory=dict)
 
 
-def walk(shape: Sequence[int], axes: Sequence[int]) -> Walk:
-    """The walk over `axes` of a row-major tensor, with neighbouring axes joined."""
-    strides = row_major_strides(shape)
-    sizes, joined = join_axes([shape[axis] for axis in axes], {"": [strides[axis] for axis in axes]})
-    return Walk(tuple(sizes), tuple(joined[""]))
+def reduce_rows(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Operand, row: Row) -> None:
+    """One value an element of `out`: the fold of a row of the inputs; in stages where rows are long."""
+    team = Team.of(row if fold.type.startswith("vec") else row.in_fours(), out.size)
+    if team.steps > LONG or (team.steps > 16 // math.isqrt(team.row.lanes) and team.groups < FILLED):
+        team = team.cut()
+    if team.chunks == 1:
+        _dispatch(k, fold, inputs, out, team)
+        return
+    first = next(iter(inputs.values()))
+    pair = (2,) if fold.type.startswith("vec") else ()
+    partial = k.scratch(TensorType((out.size, team.chunks, *pair), first.dtype))
+    _dispatch(k, replace(fold, finish="total", const={}), inputs, partial, team)
+    reduce_rows(k, replace(fold, term="a"), {"x": partial}, out, rows_of(out.size, team.chunks))
 
 
-def row_variant(row: Row) -> tuple[dict[str, Any], dict[str, int]]:
-    """Template variables and overrides for the offsets of a row."""
-    variant: dict[str, Any] = {}
-    const: dict[str, int] = {}
-    for name, steps in (("outer", row.outer), ("inner", row.inner)):
-        variant[name] = len(steps.sizes)
-        prefix = name.upper()
-        const |= {f"{prefix}_{axis}": stride for axis, stride in enumerate(steps.strides) if stride != 1}
-        const |= {f"{prefix}_SIZE_{axis}": size for axis, size in enumerate(steps.sizes) if axis}
-        variant[f"{name}_unit"] = [axis for axis, stride in enumerate(steps.strides) if stride == 1]
-    return variant, const
-
-
-def dispatch_reduce(
-    k: Lowering, op: Reduction, x: Operand, out: Operand, row: Row, divisor: int, chunks: int = 1
-) -> None:
-    """One value an output element; with chunks > 1, one a chunk of each row."""
-    variant, const = row_variant(row)
-    short = row.count <= SHORT
-    const |= {"N": out.size, "COUNT": row.count} | ({"CHUNKS": chunks, "CHUNK": CHUNK} if chunks > 1 else {})
-    mean = op.combine == "mean" and divisor != 1
+def _dispatch(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Operand, team: Team) -> None:
+    offsets, strides = team.offsets()
+    fours = team.row.lanes == 4
     k.dispatch(
         "row_reduce",
         variant={
-            **variant,
-            "dtype": x.dtype,
-            "combine": "sum" if op.combine == "mean" else op.combine,
-            "function": combine_text(op.combine, x.dtype),
-            "divide": mean,
-            "chunked": chunks > 1,
-            "short": short,
-            "title": op.name,
+            **offsets,
+            **team.variant(fold.type),
+            "type": fold.type,
+            "out_type": fold.type if fold.finish == "total" else str(out.dtype),
+            "inputs": list(zip("ab", inputs, strict=False)),
+            "term": fours_text(fold.term) if fours else fold.term,
+            "combined": combine_text(fold),
+            "combined_fours": fours_text(combine_text(fold)),
+            "sums": fold.combine == "sum",
+            "finish": fold.finish,
+            "finish_const": list(fold.const),
+            "title": fold.title,
         },
-        bind={"x": x, "out": out},
-        const=const | ({"DIVISOR": divisor} if mean else {}),
-        groups=math.ceil(out.size / GROUP) if short else out.size,
-        label=f"{op.name}_rows" if short else f"{op.name}_row",
+        bind={**inputs, "out": out},
+        const={**team.const(), **strides, **fold.const},
+        groups=team.groups,
+        label=fold.title,
     )
 
 
-def combine_text(combine: str, dtype: DType) -> str:
+def combine_text(fold: Fold) -> str:
     """WGSL that combines `a` and `b`."""
-    if combine in ("sum", "mean"):
+    if fold.combine == "sum":
         return "a + b"
-    if dtype.is_integer:
-        return f"{combine}(a, b)"
-    return "maximum_f32(a, b)" if combine == "max" else "minimum_f32(a, b)"
+    return f"{fold.combine}imum_f32(a, b)" if fold.type == "f32" else f"{fold.combine}(a, b)"
 
 
 class SoftmaxOp(Op, register=False):
@@ -238,20 +218,13 @@ class SoftmaxOp(Op, register=False):
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         if out.size == 0:
             return
-        kept = [axis for axis in range(len(x.shape)) if axis != self.axis and x.shape[axis] != 1]
-        count = x.shape[self.axis]
-        row = Row(walk(x.shape, kept), walk(x.shape, [self.axis]), count)
-        rows = x.size // count
-        variant, const = row_variant(row)
-        short = count <= SHORT
-        k.dispatch(
-            "softmax",
-            variant={**variant, "log": self.name == "log_softmax", "short": short, "title": self.name},
-            bind={"x": x, "out": out},
-            const=const | {"N": rows, "COUNT": count},
-            groups=math.ceil(rows / GROUP) if short else rows,
-            label=f"{self.name}_rows" if short else f"{self.name}_row",
-        )
+        row = row_over(x.shape, (self.axis,)).in_fours()
+        team = Team.keeping(row, x.size // x.shape[self.axis])
+        if team.chunks == 1:
+            dispatch_softmax(k, self.name, team, {"x": x, "out": out})
+            return
+        partial = softmax_statistics(k, team, x)
+        dispatch_softmax(k, self.name, team, {"x": x, "partial": partial, "out": out})
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -259,6 +232,22 @@ class SoftmaxOp(Op, register=False):
         draws = ("normal", "small", "negative", "large")
         build: Callable[..., Any] = cls
         return [Sample(build(axis), (TensorType(shape),), draw) for draw in draws for shape, axis in cases]
+
+
+def softmax_statistics(k: Lowering, team: Team, x: Operand) -> Operand:
+    """The largest and the sum of exp(x - largest) of every chunk of every row, for rows in several chunks."""
+    partial = k.scratch(TensorType((team.rows, team.chunks, 2)))
+    dispatch_softmax(k, "statistics", team, {"x": x, "partial": partial})
+    return partial
+
+
+def dispatch_softmax(k: Lowering, stage: str, team: Team, bind: Mapping[str, Operand]) -> None:
+    """stage: "softmax", "log_softmax", or the "statistics" of chunks."""
+    offsets, strides = team.offsets()
+    variant = {**offsets, **team.variant(), "stage": stage, "from_partial": team.chunks > 1 and stage != "statistics"}
+    title = "softmax_statistics" if stage == "statistics" else stage
+    const = team.const() | strides
+    k.dispatch("softmax", variant={**variant, "title": title}, bind=bind, const=const, groups=team.groups, label=title)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""The builder's norms, losses and optimizer updates, under the names of PyTorch."""
+
+from __future__ import annotations
+
+from .builder_ops import Operators
+from .errors import GraphError
+from .graph import DType
+from .op import Op
+from .ops.loss import BceLoss, CrossEntropyLoss, L1Loss, MseLoss
+from .ops.norm import BatchNorm, GroupNorm, LayerNorm, RmsNorm
+from .ops.optimizer import AdamUpdate, AdamWUpdate, SgdUpdate
+from .tensor import Number, Tensor
+
+
+class NormOperators(Operators):
+    """Everything that looks at whole rows, or at whole parameters."""
+
+    def apply_many(self, op: Op, *inputs: Tensor | Number) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    # norms
+
+    def rms_norm(self, x: Tensor, w: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * w over the last axis"""
+        return self.apply(RmsNorm(float(eps)), *(t for t in (x, w) if t is not None))
+
+    def layer_norm(self, x: Tensor, w: Tensor | None = None, b: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+        """(x - mean) / sqrt(variance + eps) * w + b over the last axis"""
+        if w is None and b is not None:
+            return self.add(self.layer_norm(x, eps=eps), b)
+        return self.apply(LayerNorm(float(eps)), *(t for t in (x, w, b) if t is not None))
+
+    def group_norm(
+        self,
+        x: Tensor,
+        num_groups: int,
+        w: Tensor | None = None,
+        b: Tensor | None = None,
+        eps: float = 1e-5,
+        activation: str = "",
+    ) -> Tensor:
+        """layer_norm over every image and group of channels of x [N, C, ...], w and b of [C]; activation: "" or "silu" """
+        if (w is None) != (b is None):
+            raise GraphError(f"group_norm: expected both w and b or neither, got {'b' if w is None else 'w'} alone")
+        return self.apply(GroupNorm(num_groups, float(eps), activation), *(t for t in (x, w, b) if t is not None))
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        w: Tensor | None = None,
+        b: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """(x - mean) / sqrt(variance + eps) * w + b for each channel of x [N, C, ...] with given statistics, all [C]"""
+        if x.rank < 2:
+            raise GraphError(f"batch_norm: expected rank 2 or more, got {x.type}")
+        channels = x.shape[1:2]
+        for tensor in (mean, variance, w, b):
+            if tensor is not None and tensor.shape != channels:
+                raise GraphError(f"batch_norm: expected statistics and weights of {list(channels)}, got {tensor.type}")
+        spread = (*channels, *(1,) * (x.rank - 2))
+        mean, variance = self.reshape(mean, spread), self.reshape(variance, spread)
+        scale = 1.0 if w is None else self.reshape(w, spread)
+        shift = 0.0 if b is None else self.reshape(b, spread)
+        return self.apply(BatchNorm(float(eps)), x, mean, variance, scale, shift)
+
+    # losses: f32 scalars
+
+    def cross_entropy_loss(
+        self, logits: Tensor, labels: Tensor, ignore_index: int | None = -100, label_smoothing: float = 0.0
+    ) -> Tensor:
+        """The mean over rows of -sum(weights * log_softmax(logits)), classes on the last axis
+
+        Labels: u32 class ids of shape logits.shape[:-1], or f32 weights of the shape of the logits, which need not add up
+        to 1. Rows whose id is ignore_index, modulo 2^32, do not count: PyTorch's -100 is 0xFFFFFF9C. NaN when no row
+        counts, and when an id is no class.
+        """
+        ids = labels.dtype is DType.U32
+        ignored = ignore_index % 2**32 if ids and ignore_index is not None else None
+        return self.apply(CrossEntropyLoss(ignored, float(label_smoothing)), logits, labels)
+
+    def bce_loss(self, pred: Tensor, labels: Tensor) -> Tensor:
+        """mean(-(t log p + (1 - t) log(1 - p))) of probabilities p, clipped to [1e-7, 1 - 1e-7]"""
+        return self.apply(BceLoss(), pred, labels)
+
+    def mse_loss(self, pred: Tensor, target: Tensor) -> Tensor:
+        """mean((pred - target)^2)"""
+        return self.apply(MseLoss(), pred, target)
+
+    def l1_loss(self, pred: Tensor, target: Tensor) -> Tensor:
+        """mean(|pred - target|)"""
+        return self.apply(L1Loss(), pred, target)
+
+    # optimizer updates: `numbers` is what ops.optimizer.sgd_numbers and adam_numbers give
+
+    def sgd_update(
+        self, param: Tensor, grad: Tensor, numbers: Tensor, velocity: Tensor | None = None, nesterov: bool = False
+    ) -> tuple[Tensor, ...]:
+        """(param,) or (param, velocity) after a step of PyTorch's SGD"""
+        inputs = (param, grad, numbers, velocity)
+        return self.apply_many(SgdUpdate(nesterov), *(t for t in inputs if t is not None))
+
+    def adam_update(self, param: Tensor, grad: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> tuple[Tensor, ...]:
+        """(param, m, v) after a step of PyTorch's Adam"""
+        return self.apply_many(AdamUpdate(), param, grad, m, v, numbers)
+
+    def adamw_update(self, param: Tensor, grad: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> tuple[Tensor, ...]:
+        """(param, m, v) after a step of PyTorch's AdamW"""
+        return self.apply_many(AdamWUpdate(), param, grad, m, v, numbers)
