@@ -14,7 +14,7 @@ from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
 from .layout import join_axes, row_major_strides
 from .pointwise import GROUP, Array, elementwise_groups
-from .reduce import Row, Walk, row_variant
+from .rows import Row, Walk
 from .sort import TILE, sorted_runs
 
 
@@ -301,7 +301,7 @@ def dispatch_lookup(
     counts: dict[str, int] | None = None,
 ) -> None:
     """out[i] = x at row_start(i) + in_row(ids[place]), the two as `places` says; place: WGSL over i and `counts`."""
-    variant, const = row_variant(places)
+    variant, const = places.offsets()
     counts = counts or {}
     k.dispatch(
         "gather",

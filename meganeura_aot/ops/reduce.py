@@ -173,7 +173,7 @@ def reduce_rows(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Ope
 
 
 def _dispatch(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Operand, team: Team) -> None:
-    offsets, strides = team.offsets()
+    offsets, strides = team.row.offsets()
     fours = team.row.lanes == 4
     k.dispatch(
         "row_reduce",
@@ -243,7 +243,7 @@ def softmax_statistics(k: Lowering, team: Team, x: Operand) -> Operand:
 
 def dispatch_softmax(k: Lowering, stage: str, team: Team, bind: Mapping[str, Operand]) -> None:
     """stage: "softmax", "log_softmax", or the "statistics" of chunks."""
-    offsets, strides = team.offsets()
+    offsets, strides = team.row.offsets()
     variant = {**offsets, **team.variant(), "stage": stage, "from_partial": team.chunks > 1 and stage != "statistics"}
     title = "softmax_statistics" if stage == "statistics" else stage
     const = team.const() | strides

@@ -50,6 +50,18 @@ class Row:
         inner = Walk((*sizes[:-1], sizes[-1] // 4), (*(stride // 4 for stride in strides[:-1]), 1))
         return Row(outer, inner, self.count // 4, lanes=4)
 
+    def offsets(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Variables and overrides of parts/row_offsets.wgsl.j2."""
+        variant: dict[str, Any] = {}
+        const: dict[str, int] = {}
+        for name, steps in (("outer", self.outer), ("inner", self.inner)):
+            variant[name] = len(steps.sizes)
+            prefix = name.upper()
+            const |= {f"{prefix}_{axis}": stride for axis, stride in enumerate(steps.strides) if stride != 1}
+            const |= {f"{prefix}_SIZE_{axis}": size for axis, size in enumerate(steps.sizes) if axis}
+            variant[f"{name}_unit"] = [axis for axis, stride in enumerate(steps.strides) if stride == 1]
+        return variant, const
+
 
 def row_over(shape: Sequence[int], axes: Sequence[int]) -> Row:
     """The rows of a row-major tensor that extend over `axes`, one for each place of the other axes."""
@@ -136,18 +148,6 @@ class Team:
     def const(self) -> dict[str, int]:
         """Overrides of parts/row_team.wgsl.j2."""
         return {"N": self.rows, "COUNT": self.row.count} | ({"CHUNKS": self.chunks} if self.chunks > 1 else {})
-
-    def offsets(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """Variables and overrides of parts/row_offsets.wgsl.j2."""
-        variant: dict[str, Any] = {}
-        const: dict[str, int] = {}
-        for name, steps in (("outer", self.row.outer), ("inner", self.row.inner)):
-            variant[name] = len(steps.sizes)
-            prefix = name.upper()
-            const |= {f"{prefix}_{axis}": stride for axis, stride in enumerate(steps.strides) if stride != 1}
-            const |= {f"{prefix}_SIZE_{axis}": size for axis, size in enumerate(steps.sizes) if axis}
-            variant[f"{name}_unit"] = [axis for axis, stride in enumerate(steps.strides) if stride == 1]
-        return variant, const
 
 
 def _power_of_two(n: int) -> int:

@@ -13,8 +13,9 @@ from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
 from .pointwise import GROUP, Array
-from .reduce import SHORT, Row, Walk, row_variant, walk
+from .rows import Row, row_over, rows_of
 
+SHORT = 64  # rows up to this length are one thread's work
 TILE = 2048  # entries that a workgroup sorts: their keys and places fill its 16 KiB
 SMALL_TILES = 512  # entries that a workgroup takes in several short rows
 LARGEST_K = 64
@@ -45,13 +46,12 @@ class ArgExtreme(Op, register=False):
         """One thread a row where rows are short, or strided with their neighbours side by side; else sorting."""
         if out.size == 0:
             return
-        kept = [axis for axis in range(len(x.shape)) if axis != self.axis and x.shape[axis] != 1]
-        row = Row(walk(x.shape, kept), walk(x.shape, [self.axis]), x.shape[self.axis])
-        side_by_side = not row.inner.is_contiguous and row.count <= 1024 and out.size >= GROUP
+        row = row_over(x.shape, [self.axis])
+        side_by_side = row.is_apart and row.count <= 1024 and out.size >= GROUP
         if row.count > SHORT and not side_by_side:
             Sorting(x, row, out.size, 1, self.keys[x.dtype], self.name).into(k, {"indices": out})
             return
-        variant, const = row_variant(row)
+        variant, const = row.offsets()
         variant |= {"dtype": x.dtype, "key": self.keys[x.dtype], "source": "x", "result": "places"}
         k.dispatch(
             "sort",
@@ -124,7 +124,7 @@ class TopK(Op):
         if x.size == 0:
             return
         count = x.shape[-1]
-        row = Row(Walk((x.size // count,), (count,)), Walk((count,), (1,)), count)
+        row = rows_of(x.size // count, count)
         sorting = Sorting(x, row, x.size // count, self.k, DESCENDING[x.dtype], "top_k")
         sorting.into(k, {"values": out[0], "indices": out[1]})
 
@@ -176,7 +176,7 @@ class Sorting:
         kind = "entries" if "out_keys" in results else "values" if "values" in results else "places"
         from_x = len(source) == 1
         bind = {} if from_x else dict(zip(("keys", "places"), source, strict=True))
-        variant, const = row_variant(self.row) if from_x or kind == "values" else ({}, {})
+        variant, const = self.row.offsets() if from_x or kind == "values" else ({}, {})
         if from_x or kind == "values":
             bind["x"] = self.x
         variant |= {"dtype": self.x.dtype, "key": self.key, "source": "x" if from_x else "entries", "result": kind}
@@ -192,7 +192,7 @@ class Sorting:
 
 def sorted_runs(k: Lowering, x: Operand, label: str) -> tuple[Operand, Operand]:
     """A vector of u32 as sorted runs of TILE, or as one shorter run: keys and places, filled up with 0xffffffff."""
-    row = Row(Walk((), ()), Walk((x.size,), (1,)), x.size)
+    row = rows_of(1, x.size)
     return Sorting(x, row, 1, min(TILE, power_of_two(x.size)), "v", label).chunks(k, (x,), x.size)
 
 
