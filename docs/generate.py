@@ -1,0 +1,128 @@
+"""Write docs/ops.md and docs/seed_parity.md from the registry: python docs/generate.py [--check]"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from meganeura_aot import Graph, compile_graph  # noqa: E402
+from meganeura_aot.graph import GraphIR, Node, Value  # noqa: E402
+from meganeura_aot.op import OPS, Op, Sample  # noqa: E402
+from meganeura_aot.ops.leaf import Input  # noqa: E402
+from meganeura_aot.ops.pointwise import Pointwise  # noqa: E402
+from tests.seed_entries import COOPERATIVE, OPERATORS, SHADER_ENTRIES, Build  # noqa: E402
+
+OPS_HEAD = """# Operators
+
+Made by `python docs/generate.py` from the registry; a test fails when it is out of date. Users call the builder's methods;
+these are the operators behind them. `tolerance` is the line of the one rule that its kernels are held to.
+"""
+
+PARITY_HEAD = """# Parity with the seed
+
+Made by `python docs/generate.py`. Every shader entry and operator of the seed, the operators and kernels here that do its
+work, and the test that runs them against the float64 reference. `template: variants` are files of `shaders/`.
+"""
+
+
+def sample_graph(sample: Sample) -> GraphIR:
+    """The operator of a sample over inputs."""
+    nodes = [Node(Input(f"x{i}", type_), (), (type_,)) for i, type_ in enumerate(sample.inputs)]
+    types = sample.op.inferred(*sample.inputs)
+    nodes.append(Node(sample.op, tuple(Value(i) for i in range(len(nodes))), types))
+    return GraphIR(tuple(nodes), tuple((f"y{port}", Value(len(nodes) - 1, port)) for port in range(len(types))))
+
+
+def kernels(graphs: list[Graph | GraphIR]) -> str:
+    """`template: variant, variant` of everything that the graphs dispatch."""
+    found: dict[str, dict[str, None]] = {}
+    for graph in graphs:
+        for dispatch in compile_graph(graph).plan.dispatches():
+            found.setdefault(dispatch.template, {})[dispatch.label] = None
+    return "; ".join(f"{template}: {', '.join(labels)}" for template, labels in found.items()) or "none"
+
+
+def meaning(op: type[Op]) -> str:
+    """The first paragraph of an operator's docstring; of a pointwise row, its WGSL."""
+    if issubclass(op, Pointwise):
+        wgsl = op.wgsl if isinstance(op.wgsl, str) else next(iter(op.wgsl.values()))
+        text = wgsl
+        for place, name in enumerate("abc"):
+            text = text.replace(f"{{{place}}}", name)
+        return f"`{text}`"
+    return " ".join((op.__doc__ or "").strip().split("\n\n")[0].split())
+
+
+def attributes(op: type[Op]) -> str:
+    fields = getattr(op, "__dataclass_fields__", {})
+    shown = [name for name, field in fields.items() if field.repr and field._field_type.name == "_FIELD"]
+    return ", ".join(shown) or "-"
+
+
+def ops_text() -> str:
+    lines = [OPS_HEAD]
+    modules: dict[str, list[type[Op]]] = {}
+    for op in OPS.values():
+        modules.setdefault(op.__module__.rsplit(".", 1)[-1], []).append(op)
+    for module in sorted(modules):
+        lines += [f"## {module}", "", "| operator | attributes | meaning | tolerance | templates | samples |", "|---|---|---|---|---|--:|"]
+        for op in sorted(modules[module], key=lambda op: op.name):
+            samples = list(op.samples())
+            plans = [compile_graph(sample_graph(sample)).plan for sample in samples]
+            templates = ", ".join(sorted({d.template for plan in plans for d in plan.dispatches()})) or "-"
+            cells = [f"`{op.name}`", attributes(op), meaning(op).replace("|", "\\|"), op.tolerance, templates, str(len(samples))]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def entry_graph(build: Build) -> Graph:
+    g = Graph()
+    g.set_outputs({"y": build(g)})
+    return g
+
+
+def parity_row(name: str, build: Build | str) -> str:
+    if isinstance(build, str):
+        return f"| {name} | {build} | - | - |"
+    graph = entry_graph(build)
+    leaves = ("input", "parameter", "state", "constant")
+    ops = dict.fromkeys(node.op.name for node in graph.build().nodes if node.op.name not in leaves)
+    test = f"tests/test_seed_parity.py::test_entry[{name}]"
+    return f"| {name} | {', '.join(ops)} | {kernels([graph])} | `{test}` |"
+
+
+def parity_text() -> str:
+    lines = [PARITY_HEAD]
+    for title, table in (("Shader entries", SHADER_ENTRIES), ("Operators that are no shader entry", OPERATORS)):
+        lines += [f"## {title}", "", "| seed | operators | template: variants | test |", "|---|---|---|---|"]
+        lines += [parity_row(name, build) for name, build in table.items()]
+        lines.append("")
+    lines += ["## Cooperative matrices", "", "Refused by wgpu-py 0.32.", "", "| seed | kernel that does the work |", "|---|---|"]
+    lines += [f"| {name} | {kernel} |" for name, kernel in COOPERATIVE.items()]
+    return "\n".join(lines) + "\n"
+
+
+TEXTS = {"ops.md": ops_text, "seed_parity.md": parity_text}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of date")
+    options = parser.parse_args()
+    stale = 0
+    for name, make in TEXTS.items():
+        path, text = ROOT / "docs" / name, make()
+        if options.check:
+            stale += not path.is_file() or path.read_text() != text
+        else:
+            path.write_text(text)
+    return int(stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
