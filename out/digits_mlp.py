@@ -1092,8 +1092,8 @@ fn main(
 }
 """
 
-SOFTMAX_ROWS = """\
-// softmax: one thread a row
+SOFTMAX = """\
+// softmax: 4 threads a row
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
@@ -1111,30 +1111,71 @@ fn in_row(r: u32) -> u32 {
     return r;
 }
 
+var<workgroup> row_max_slots: array<f32, 256>;
+
+fn row_max(lane: u32, value: f32) -> f32 {
+    row_max_slots[lane] = value;
+    workgroupBarrier();
+    let first = lane / 4 * 4;
+    var a = row_max_slots[first];
+    for (var m = 1u; m < 4; m += 1) {
+        let b = row_max_slots[first + m];
+        a = max(a, b);
+    }
+    workgroupBarrier();
+    return a;
+}
+
+var<workgroup> row_sum_slots: array<f32, 256>;
+
+fn row_sum(lane: u32, value: f32) -> f32 {
+    row_sum_slots[lane] = value;
+    workgroupBarrier();
+    let first = lane / 4 * 4;
+    var a = row_sum_slots[first];
+    for (var m = 1u; m < 4; m += 1) {
+        let b = row_sum_slots[first + m];
+        a = a + b;
+    }
+    workgroupBarrier();
+    return a;
+}
+
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = (group.y * groups.x + group.x) * 256 + lane;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q * 64 + lane / 4;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = lane % 4;
     let start = row_start(o);
-    // the sentinel instead of -inf keeps a row of -inf alone at exp(-inf) = 0
-    var top = -3.4e38;
-    for (var r = 0u; r < COUNT; r++) {
-        top = max(top, x[start + in_row(r)]);
-    }
-    var total = 0.0;
-    for (var r = 0u; r < COUNT; r++) {
-        total += exp(x[start + in_row(r)] - top);
-    }
+    let r0 = member;
+    let r1 = member + 4;
+    let r2 = member + 8;
+    let in2 = r2 < COUNT;
+    let v0 = x[start + in_row(r0)];
+    let v1 = x[start + in_row(r1)];
+    let v2 = x[start + in_row(min(r2, COUNT - 1))];
+    var largest = f32(-3.4e38);
+    largest = max(largest, v0);
+    largest = max(largest, v1);
+    largest = max(largest, v2);
+    let top = row_max(lane, largest);
+    let e0 = exp(v0 - top);
+    let e1 = exp(v1 - top);
+    let e2 = select(f32(0.0), exp(v2 - top), in2);
+    let total = row_sum(lane, e0 + e1 + e2);
     let scale = 1.0 / select(total, 1.0, total == 0.0);
-    for (var r = 0u; r < COUNT; r++) {
-        let i = start + in_row(r);
-        out[i] = exp(x[i] - top) * scale;
+    if (alive) {
+        out[start + in_row(r0)] = e0 * scale;
+        out[start + in_row(r1)] = e1 * scale;
+        if (in2) {
+            out[start + in_row(r2)] = e2 * scale;
+        }
     }
 }
 """
@@ -1163,7 +1204,7 @@ class Runner(ModelRunner):
         self.p_matmul_bt_add_relu_0 = self.pipeline(MATMUL_BT_ADD_RELU, M=397, N=64, K=64, GROUPS=26)
         self.p_matmul_bt_add_relu_1 = self.pipeline(MATMUL_BT_ADD_RELU, M=397, N=32, K=64, GROUPS=13)
         self.p_matmul_bt_add_0 = self.pipeline(MATMUL_BT_ADD, M=397, N=10, K=32, GROUPS=13)
-        self.p_softmax_rows_0 = self.pipeline(SOFTMAX_ROWS, N=397, COUNT=10, OUTER_0=10)
+        self.p_softmax_0 = self.pipeline(SOFTMAX, N=397, COUNT=10, OUTER_0=10)
 
     def bind_groups(self):
         self.g_matmul_0 = self.bind(
@@ -1173,7 +1214,7 @@ class Runner(ModelRunner):
             self.p_matmul_bt_add_relu_1, self.b_t0, self.b_fc2_weight, self.b_fc2_bias, self.b_t1
         )
         self.g_matmul_2 = self.bind(self.p_matmul_bt_add_0, self.b_t1, self.b_fc3_weight, self.b_fc3_bias, self.b_t0)
-        self.g_softmax_0 = self.bind(self.p_softmax_rows_0, self.b_t0, self.b_probabilities)
+        self.g_softmax_0 = self.bind(self.p_softmax_0, self.b_t0, self.b_probabilities)
 
     def encode_run(self, encoder):
         # matmul_0: f32[397, 64] @ f32[64, 64]^T + f32[64], relu -> f32[397, 64]
@@ -1183,7 +1224,7 @@ class Runner(ModelRunner):
         # matmul_2: f32[397, 32] @ f32[10, 32]^T + f32[10] -> f32[397, 10]
         encoder.dispatch(self.p_matmul_bt_add_0, self.g_matmul_2, 13, 1, 1)
         # softmax_0: softmax(f32[397, 10]) -> f32[397, 10]
-        encoder.dispatch(self.p_softmax_rows_0, self.g_softmax_0, 2, 1, 1)
+        encoder.dispatch(self.p_softmax_0, self.g_softmax_0, 7, 1, 1)
 
     def run(self, outputs=None, **inputs):
         """x f32[397, 64] -> probabilities f32[397, 10]"""

@@ -791,8 +791,8 @@ def save_npz(path: str, arrays: dict[str, Any]) -> None:
 
 # ==== Shaders ====
 
-SOFTMAX_ROW = """\
-// softmax: one workgroup a row
+SOFTMAX = """\
+// softmax: 32 threads a row
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
@@ -810,32 +810,54 @@ fn in_row(r: u32) -> u32 {
     return r;
 }
 
-var<workgroup> partial: array<f32, 256>;
+var<workgroup> row_max_slots: array<f32, 256>;
 
 fn row_max(lane: u32, value: f32) -> f32 {
-    partial[lane] = value;
-    for (var half = 128u; half > 0; half /= 2) {
-        workgroupBarrier();
-        if (lane < half) {
-            partial[lane] = max(partial[lane], partial[lane + half]);
+    row_max_slots[lane] = value;
+    workgroupBarrier();
+    // the first sixteen threads of a row take a share each, in place: nobody else reads or writes their slots
+    if (lane % 32 < 16) {
+        var a = value;
+        for (var m = 16u; m < 32; m += 16) {
+            let b = row_max_slots[lane + m];
+            a = max(a, b);
         }
+        row_max_slots[lane] = a;
     }
     workgroupBarrier();
-    let result = partial[0];
+    let first = lane / 32 * 32;
+    var a = row_max_slots[first];
+    for (var m = 1u; m < 16; m += 1) {
+        let b = row_max_slots[first + m];
+        a = max(a, b);
+    }
     workgroupBarrier();
-    return result;
+    return a;
 }
 
+var<workgroup> row_sum_slots: array<f32, 256>;
+
 fn row_sum(lane: u32, value: f32) -> f32 {
-    partial[lane] = value;
-    for (var half = 128u; half > 0; half /= 2) {
-        workgroupBarrier();
-        if (lane < half) {
-            partial[lane] += partial[lane + half];
+    row_sum_slots[lane] = value;
+    workgroupBarrier();
+    // the first sixteen threads of a row take a share each, in place: nobody else reads or writes their slots
+    if (lane % 32 < 16) {
+        var a = value;
+        for (var m = 16u; m < 32; m += 16) {
+            let b = row_sum_slots[lane + m];
+            a = a + b;
         }
+        row_sum_slots[lane] = a;
     }
     workgroupBarrier();
-    return partial[0];
+    let first = lane / 32 * 32;
+    var a = row_sum_slots[first];
+    for (var m = 1u; m < 16; m += 1) {
+        let b = row_sum_slots[first + m];
+        a = a + b;
+    }
+    workgroupBarrier();
+    return a;
 }
 
 @compute @workgroup_size(256)
@@ -844,32 +866,41 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = group.y * groups.x + group.x;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q * 8 + lane / 32;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = lane % 32;
     let start = row_start(o);
-    // the sentinel instead of -inf keeps a row of -inf alone at exp(-inf) = 0
-    var top = -3.4e38;
-    for (var r = lane; r < COUNT; r += 256) {
-        top = max(top, x[start + in_row(r)]);
-    }
-    top = row_max(lane, top);
-    var total = 0.0;
-    for (var r = lane; r < COUNT; r += 256) {
-        total += exp(x[start + in_row(r)] - top);
-    }
-    total = row_sum(lane, total);
+    let r0 = member;
+    let r1 = member + 32;
+    let r2 = member + 64;
+    let in2 = r2 < COUNT;
+    let v0 = x[start + in_row(r0)];
+    let v1 = x[start + in_row(r1)];
+    let v2 = x[start + in_row(min(r2, COUNT - 1))];
+    var largest = f32(-3.4e38);
+    largest = max(largest, v0);
+    largest = max(largest, v1);
+    largest = max(largest, v2);
+    let top = row_max(lane, largest);
+    let e0 = exp(v0 - top);
+    let e1 = exp(v1 - top);
+    let e2 = select(f32(0.0), exp(v2 - top), in2);
+    let total = row_sum(lane, e0 + e1 + e2);
     let scale = 1.0 / select(total, 1.0, total == 0.0);
-    for (var r = lane; r < COUNT; r += 256) {
-        let i = start + in_row(r);
-        out[i] = exp(x[i] - top) * scale;
+    if (alive) {
+        out[start + in_row(r0)] = e0 * scale;
+        out[start + in_row(r1)] = e1 * scale;
+        if (in2) {
+            out[start + in_row(r2)] = e2 * scale;
+        }
     }
 }
 """
 
-LOG_SOFTMAX_ROWS = """\
-// log_softmax: one thread a row
+LOG_SOFTMAX = """\
+// log_softmax: 1 thread a row
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
@@ -893,30 +924,94 @@ fn in_row(r: u32) -> u32 {
     return r * INNER_0;
 }
 
+fn row_max(lane: u32, value: f32) -> f32 {
+    return value;
+}
+
+fn row_sum(lane: u32, value: f32) -> f32 {
+    return value;
+}
+
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = (group.y * groups.x + group.x) * 256 + lane;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q * 256 + lane;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = 0u;
     let start = row_start(o);
-    // the sentinel instead of -inf keeps a row of -inf alone at exp(-inf) = 0
-    var top = -3.4e38;
-    for (var r = 0u; r < COUNT; r++) {
-        top = max(top, x[start + in_row(r)]);
-    }
-    var total = 0.0;
-    for (var r = 0u; r < COUNT; r++) {
-        total += exp(x[start + in_row(r)] - top);
-    }
+    let r0 = member;
+    let r1 = member + 1;
+    let r2 = member + 2;
+    let r3 = member + 3;
+    let r4 = member + 4;
+    let r5 = member + 5;
+    let r6 = member + 6;
+    let r7 = member + 7;
+    let r8 = member + 8;
+    let r9 = member + 9;
+    let r10 = member + 10;
+    let r11 = member + 11;
+    let in11 = r11 < COUNT;
+    let v0 = x[start + in_row(r0)];
+    let v1 = x[start + in_row(r1)];
+    let v2 = x[start + in_row(r2)];
+    let v3 = x[start + in_row(r3)];
+    let v4 = x[start + in_row(r4)];
+    let v5 = x[start + in_row(r5)];
+    let v6 = x[start + in_row(r6)];
+    let v7 = x[start + in_row(r7)];
+    let v8 = x[start + in_row(r8)];
+    let v9 = x[start + in_row(r9)];
+    let v10 = x[start + in_row(r10)];
+    let v11 = x[start + in_row(min(r11, COUNT - 1))];
+    var largest = f32(-3.4e38);
+    largest = max(largest, v0);
+    largest = max(largest, v1);
+    largest = max(largest, v2);
+    largest = max(largest, v3);
+    largest = max(largest, v4);
+    largest = max(largest, v5);
+    largest = max(largest, v6);
+    largest = max(largest, v7);
+    largest = max(largest, v8);
+    largest = max(largest, v9);
+    largest = max(largest, v10);
+    largest = max(largest, v11);
+    let top = row_max(lane, largest);
+    let e0 = exp(v0 - top);
+    let e1 = exp(v1 - top);
+    let e2 = exp(v2 - top);
+    let e3 = exp(v3 - top);
+    let e4 = exp(v4 - top);
+    let e5 = exp(v5 - top);
+    let e6 = exp(v6 - top);
+    let e7 = exp(v7 - top);
+    let e8 = exp(v8 - top);
+    let e9 = exp(v9 - top);
+    let e10 = exp(v10 - top);
+    let e11 = select(f32(0.0), exp(v11 - top), in11);
+    let total = row_sum(lane, e0 + e1 + e2 + e3 + e4 + e5 + e6 + e7 + e8 + e9 + e10 + e11);
     let shift = log_f32(total);
-    for (var r = 0u; r < COUNT; r++) {
-        let i = start + in_row(r);
-        out[i] = x[i] - top - shift;
+    if (alive) {
+        out[start + in_row(r0)] = v0 - top - shift;
+        out[start + in_row(r1)] = v1 - top - shift;
+        out[start + in_row(r2)] = v2 - top - shift;
+        out[start + in_row(r3)] = v3 - top - shift;
+        out[start + in_row(r4)] = v4 - top - shift;
+        out[start + in_row(r5)] = v5 - top - shift;
+        out[start + in_row(r6)] = v6 - top - shift;
+        out[start + in_row(r7)] = v7 - top - shift;
+        out[start + in_row(r8)] = v8 - top - shift;
+        out[start + in_row(r9)] = v9 - top - shift;
+        out[start + in_row(r10)] = v10 - top - shift;
+        if (in11) {
+            out[start + in_row(r11)] = v11 - top - shift;
+        }
     }
 }
 
@@ -966,8 +1061,8 @@ fn nan_f32() -> f32 {
 }
 """
 
-SUM_ROW = """\
-// sum: one workgroup a row
+SUM = """\
+// sum: 32 threads a row
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
@@ -985,11 +1080,39 @@ fn in_row(r: u32) -> u32 {
     return r;
 }
 
+fn term(i: u32) -> f32 {
+    let a = x[i];
+    return a;
+}
+
 fn combine(a: f32, b: f32) -> f32 {
     return a + b;
 }
 
-var<workgroup> partial: array<f32, 256>;
+var<workgroup> row_total_slots: array<f32, 256>;
+
+fn row_total(lane: u32, value: f32) -> f32 {
+    row_total_slots[lane] = value;
+    workgroupBarrier();
+    // the first sixteen threads of a row take a share each, in place: nobody else reads or writes their slots
+    if (lane % 32 < 16) {
+        var a = value;
+        for (var m = 16u; m < 32; m += 16) {
+            let b = row_total_slots[lane + m];
+            a = combine(a, b);
+        }
+        row_total_slots[lane] = a;
+    }
+    workgroupBarrier();
+    let first = lane / 32 * 32;
+    var a = row_total_slots[first];
+    for (var m = 1u; m < 16; m += 1) {
+        let b = row_total_slots[first + m];
+        a = combine(a, b);
+    }
+    workgroupBarrier();
+    return a;
+}
 
 @compute @workgroup_size(256)
 fn main(
@@ -997,33 +1120,27 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = group.y * groups.x + group.x;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q * 8 + lane / 32;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = lane % 32;
     let start = row_start(o);
-    let first = 0u;
     let end = COUNT;
-    var total = f32(0);
-    for (var r = first + lane; r < end; r += 256) {
-        total = combine(total, x[start + in_row(r)]);
+    var folded = f32(0);
+    var r = member;
+    for (; r < end; r += 32) {
+        folded = combine(folded, term(start + in_row(r)));
     }
-    partial[lane] = total;
-    for (var half = 128u; half > 0; half /= 2) {
-        workgroupBarrier();
-        if (lane < half) {
-            partial[lane] = combine(partial[lane], partial[lane + half]);
-        }
-    }
-    if (lane == 0) {
-        total = partial[0];
-        out[o] = total;
+    let total = row_total(lane, folded);
+    if (alive && member == 0) {
+        out[own] = total;
     }
 }
 """
 
-MEAN_ROW = """\
-// mean: one workgroup a row
+MEAN = """\
+// mean: 128 threads a row
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
@@ -1048,11 +1165,39 @@ fn in_row(r: u32) -> u32 {
     return offset + rest * INNER_0;
 }
 
+fn term(i: u32) -> f32 {
+    let a = x[i];
+    return a;
+}
+
 fn combine(a: f32, b: f32) -> f32 {
     return a + b;
 }
 
-var<workgroup> partial: array<f32, 256>;
+var<workgroup> row_total_slots: array<f32, 256>;
+
+fn row_total(lane: u32, value: f32) -> f32 {
+    row_total_slots[lane] = value;
+    workgroupBarrier();
+    // the first sixteen threads of a row take a share each, in place: nobody else reads or writes their slots
+    if (lane % 128 < 16) {
+        var a = value;
+        for (var m = 16u; m < 128; m += 16) {
+            let b = row_total_slots[lane + m];
+            a = combine(a, b);
+        }
+        row_total_slots[lane] = a;
+    }
+    workgroupBarrier();
+    let first = lane / 128 * 128;
+    var a = row_total_slots[first];
+    for (var m = 1u; m < 16; m += 1) {
+        let b = row_total_slots[first + m];
+        a = combine(a, b);
+    }
+    workgroupBarrier();
+    return a;
+}
 
 @compute @workgroup_size(256)
 fn main(
@@ -1060,33 +1205,27 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = group.y * groups.x + group.x;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q * 2 + lane / 128;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = lane % 128;
     let start = row_start(o);
-    let first = 0u;
     let end = COUNT;
-    var total = f32(0);
-    for (var r = first + lane; r < end; r += 256) {
-        total = combine(total, x[start + in_row(r)]);
+    var folded = f32(0);
+    var r = member;
+    for (; r < end; r += 128) {
+        folded = combine(folded, term(start + in_row(r)));
     }
-    partial[lane] = total;
-    for (var half = 128u; half > 0; half /= 2) {
-        workgroupBarrier();
-        if (lane < half) {
-            partial[lane] = combine(partial[lane], partial[lane + half]);
-        }
-    }
-    if (lane == 0) {
-        total = partial[0];
-        out[o] = total / f32(DIVISOR);
+    let total = row_total(lane, folded);
+    if (alive && member == 0) {
+        out[own] = total / f32(DIVISOR);
     }
 }
 """
 
-MAX_ROWS = """\
-// max: one thread a row
+MAX = """\
+// max: 1 thread a row
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
@@ -1110,8 +1249,17 @@ fn in_row(r: u32) -> u32 {
     return r * INNER_0;
 }
 
+fn term(i: u32) -> f32 {
+    let a = x[i];
+    return a;
+}
+
 fn combine(a: f32, b: f32) -> f32 {
     return maximum_f32(a, b);
+}
+
+fn row_total(lane: u32, value: f32) -> f32 {
+    return value;
 }
 
 @compute @workgroup_size(256)
@@ -1120,16 +1268,27 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = (group.y * groups.x + group.x) * 256 + lane;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q * 256 + lane;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = 0u;
     let start = row_start(o);
-    var total = x[start];
-    for (var r = 1u; r < COUNT; r++) {
-        total = combine(total, x[start + in_row(r)]);
+    let end = COUNT;
+    var folded = term(start + in_row(0));
+    var r = member;
+    for (; r + 3 < end; r += 4) {
+        let a = combine(term(start + in_row(r)), term(start + in_row(r + 1)));
+        let b = combine(term(start + in_row(r + 2)), term(start + in_row(r + 3)));
+        folded = combine(folded, combine(a, b));
     }
-    out[o] = total;
+    for (; r < end; r += 1) {
+        folded = combine(folded, term(start + in_row(r)));
+    }
+    let total = row_total(lane, folded);
+    if (alive && member == 0) {
+        out[own] = total;
+    }
 }
 
 // True for a NaN. Tested on the bits: a shader compiler may assume that there is no NaN and fold `x != x` to false.
@@ -1143,9 +1302,9 @@ fn maximum_f32(a: f32, b: f32) -> f32 {
 }
 """
 
-SUM_ROW_2 = """\
-// sum: one workgroup a row
-@group(0) @binding(0) var<storage, read> x: array<f32>;
+SUM_2 = """\
+// sum: 256 threads a row
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
 override N: u32;
@@ -1161,11 +1320,43 @@ fn in_row(r: u32) -> u32 {
     return r;
 }
 
+fn term(i: u32) -> vec4<f32> {
+    let a = x[i];
+    return a;
+}
+
 fn combine(a: f32, b: f32) -> f32 {
     return a + b;
 }
 
-var<workgroup> partial: array<f32, 256>;
+fn combine_fours(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+    return a + b;
+}
+
+var<workgroup> row_total_slots: array<f32, 256>;
+
+fn row_total(lane: u32, value: f32) -> f32 {
+    row_total_slots[lane] = value;
+    workgroupBarrier();
+    // the first sixteen threads of a row take a share each, in place: nobody else reads or writes their slots
+    if (lane < 16) {
+        var a = value;
+        for (var m = 16u; m < 256; m += 16) {
+            let b = row_total_slots[lane + m];
+            a = combine(a, b);
+        }
+        row_total_slots[lane] = a;
+    }
+    workgroupBarrier();
+    let first = 0u;
+    var a = row_total_slots[first];
+    for (var m = 1u; m < 16; m += 1) {
+        let b = row_total_slots[first + m];
+        a = combine(a, b);
+    }
+    workgroupBarrier();
+    return a;
+}
 
 @compute @workgroup_size(256)
 fn main(
@@ -1173,27 +1364,26 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let o = group.y * groups.x + group.x;
-    if (o >= N) {
-        return;
-    }
+    let q = group.y * groups.x + group.x;
+    let own = q;
+    let alive = own < N;
+    let o = min(own, N - 1);
+    let member = lane;
     let start = row_start(o);
-    let first = 0u;
     let end = COUNT;
-    var total = f32(0);
-    for (var r = first + lane; r < end; r += 256) {
-        total = combine(total, x[start + in_row(r)]);
+    var folded = vec4<f32>(0);
+    var r = member;
+    for (; r + 768 < end; r += 1024) {
+        let a = combine_fours(term(start + in_row(r)), term(start + in_row(r + 256)));
+        let b = combine_fours(term(start + in_row(r + 512)), term(start + in_row(r + 768)));
+        folded = combine_fours(folded, combine_fours(a, b));
     }
-    partial[lane] = total;
-    for (var half = 128u; half > 0; half /= 2) {
-        workgroupBarrier();
-        if (lane < half) {
-            partial[lane] = combine(partial[lane], partial[lane + half]);
-        }
+    for (; r < end; r += 256) {
+        folded = combine_fours(folded, term(start + in_row(r)));
     }
-    if (lane == 0) {
-        total = partial[0];
-        out[o] = total;
+    let total = row_total(lane, combine(combine(folded.x, folded.y), combine(folded.z, folded.w)));
+    if (alive && member == 0) {
+        out[own] = total;
     }
 }
 """
@@ -1221,38 +1411,34 @@ class Runner(ModelRunner):
         self.output("run", "total", self.b_total, ())
 
     def pipelines(self):
-        self.p_softmax_row_0 = self.pipeline(SOFTMAX_ROW, N=60, COUNT=70, OUTER_0=70)
-        self.p_log_softmax_rows_0 = self.pipeline(
-            LOG_SOFTMAX_ROWS, N=350, COUNT=12, OUTER_0=840, OUTER_SIZE_1=70, INNER_0=70
-        )
-        self.p_sum_row_0 = self.pipeline(SUM_ROW, N=60, COUNT=70, OUTER_0=70)
-        self.p_mean_row_0 = self.pipeline(
-            MEAN_ROW, N=12, COUNT=350, DIVISOR=350, OUTER_0=70, INNER_0=840, INNER_SIZE_1=70
-        )
-        self.p_max_rows_0 = self.pipeline(MAX_ROWS, N=350, COUNT=12, OUTER_0=840, OUTER_SIZE_1=70, INNER_0=70)
-        self.p_sum_row_2_0 = self.pipeline(SUM_ROW_2, N=1, COUNT=4200)
+        self.p_softmax_0 = self.pipeline(SOFTMAX, N=60, COUNT=70, OUTER_0=70)
+        self.p_log_softmax_0 = self.pipeline(LOG_SOFTMAX, N=350, COUNT=12, OUTER_0=840, OUTER_SIZE_1=70, INNER_0=70)
+        self.p_sum_0 = self.pipeline(SUM, N=60, COUNT=70, OUTER_0=70)
+        self.p_mean_0 = self.pipeline(MEAN, N=12, COUNT=350, DIVISOR=350, OUTER_0=70, INNER_0=840, INNER_SIZE_1=70)
+        self.p_max_0 = self.pipeline(MAX, N=350, COUNT=12, OUTER_0=840, OUTER_SIZE_1=70, INNER_0=70)
+        self.p_sum_2_0 = self.pipeline(SUM_2, N=1, COUNT=1050)
 
     def bind_groups(self):
-        self.g_softmax_0 = self.bind(self.p_softmax_row_0, self.b_x, self.b_softmax)
-        self.g_log_softmax_0 = self.bind(self.p_log_softmax_rows_0, self.b_x, self.b_log_softmax)
-        self.g_sum_0 = self.bind(self.p_sum_row_0, self.b_x, self.b_row_sums)
-        self.g_mean_0 = self.bind(self.p_mean_row_0, self.b_x, self.b_channel_means)
-        self.g_max_0 = self.bind(self.p_max_rows_0, self.b_x, self.b_column_maxima)
-        self.g_sum_1 = self.bind(self.p_sum_row_2_0, self.b_x, self.b_total)
+        self.g_softmax_0 = self.bind(self.p_softmax_0, self.b_x, self.b_softmax)
+        self.g_log_softmax_0 = self.bind(self.p_log_softmax_0, self.b_x, self.b_log_softmax)
+        self.g_sum_0 = self.bind(self.p_sum_0, self.b_x, self.b_row_sums)
+        self.g_mean_0 = self.bind(self.p_mean_0, self.b_x, self.b_channel_means)
+        self.g_max_0 = self.bind(self.p_max_0, self.b_x, self.b_column_maxima)
+        self.g_sum_1 = self.bind(self.p_sum_2_0, self.b_x, self.b_total)
 
     def encode_run(self, encoder):
         # softmax_0: softmax(f32[5, 12, 70]) -> f32[5, 12, 70]
-        encoder.dispatch(self.p_softmax_row_0, self.g_softmax_0, 60, 1, 1)
+        encoder.dispatch(self.p_softmax_0, self.g_softmax_0, 8, 1, 1)
         # log_softmax_0: log_softmax(f32[5, 12, 70]) -> f32[5, 12, 70]
-        encoder.dispatch(self.p_log_softmax_rows_0, self.g_log_softmax_0, 2, 1, 1)
+        encoder.dispatch(self.p_log_softmax_0, self.g_log_softmax_0, 2, 1, 1)
         # sum_0: sum(f32[5, 12, 70]) -> f32[5, 12]
-        encoder.dispatch(self.p_sum_row_0, self.g_sum_0, 60, 1, 1)
+        encoder.dispatch(self.p_sum_0, self.g_sum_0, 8, 1, 1)
         # mean_0: mean(f32[5, 12, 70]) -> f32[1, 12, 1]
-        encoder.dispatch(self.p_mean_row_0, self.g_mean_0, 12, 1, 1)
+        encoder.dispatch(self.p_mean_0, self.g_mean_0, 6, 1, 1)
         # max_0: max(f32[5, 12, 70]) -> f32[5, 70]
-        encoder.dispatch(self.p_max_rows_0, self.g_max_0, 2, 1, 1)
+        encoder.dispatch(self.p_max_0, self.g_max_0, 2, 1, 1)
         # sum_1: sum(f32[5, 12, 70]) -> f32[]
-        encoder.dispatch(self.p_sum_row_2_0, self.g_sum_1, 1, 1, 1)
+        encoder.dispatch(self.p_sum_2_0, self.g_sum_1, 1, 1, 1)
 
     def run(self, outputs=None, **inputs):
         """x f32[5, 12, 70] -> softmax f32[5, 12, 70], log_softmax f32[5, 12, 70], row_sums f32[5, 12], channel_means

@@ -151,41 +151,35 @@ class CrossEntropyLoss(Op):
 
     def _row_losses(self, k: Lowering, logits: Operand, labels: Operand, team: Team) -> Operand:
         """The loss of every row, or chunk of one; for class ids, pairs of it and of how many rows it counts for."""
-        ids = labels.dtype is DType.U32
-        every = not ids or self.label_smoothing > 0  # whether every class adds to the loss, or only the row's own
+        ids, smoothing = labels.dtype is DType.U32, self.label_smoothing
+        every = not ids or smoothing > 0  # whether every class adds to the loss, or only the row's own
         const: dict[str, int | float] = {**team.const()}
         bind = {"x": logits, "labels": labels}
-        variant = {"from_partial": team.chunks > 1, "every": every, "ids": ids, "title": self.name}
-        if team.chunks > 1:
+        from_partial = team.chunks > 1
+        if from_partial:
             bind["partial"] = softmax_statistics(k, team, logits)
-            if not every:  # nothing is left to read but one logit a row and the chunks' statistics
-                const["COUNT"] = team.members
-                team = Team.of(rows_of(team.rows, team.chunks), team.rows)
-        out = k.scratch(TensorType((team.rows, team.chunks, 2) if ids else (team.rows, team.chunks)))
-        variant |= team.variant()
-        types = {
-            "labels": "u32" if ids else variant["load_type"],
-            "partial": "vec2<f32>",
-            "out": "vec2<f32>" if ids else "f32",
+        if from_partial and not every:  # nothing is left to read but one logit a row and the chunks' statistics
+            const["COUNT"] = team.members
+            team = Team.of(rows_of(team.rows, team.chunks), team.rows)
+        bind["out"] = k.scratch(TensorType((team.rows, team.chunks, 2) if ids else (team.rows, team.chunks)))
+        types = {"labels": "u32", "out": "vec2<f32>"} if ids else {"out": "f32"}
+        ignored = self.ignore_index if ids else None
+        const |= {} if ignored is None else {"IGNORE": ignored}
+        const |= {"KEEP": 1 - smoothing, "SPREAD": smoothing / logits.shape[-1]} if smoothing else {}
+        variant = {
+            **team.variant(),
+            "bindings": team.bindings(bind, partial="vec2<f32>", **types),
+            "from_partial": from_partial,
+            "every": every,
+            "ids": ids,
+            "ignores": ignored is not None,
+            "smooth": smoothing > 0,
+            "title": "cross_entropy_rows",
         }
-        variant["bindings"] = [
-            (name, "read_write" if name == "out" else "read", types.get(name, variant["load_type"]))
-            for name in (*bind, "out")
-        ]
-        variant |= {"ignores": ids and self.ignore_index is not None, "smooth": self.label_smoothing > 0}
-        if variant["ignores"]:
-            const["IGNORE"] = self.ignore_index or 0
-        if variant["smooth"]:
-            const |= {"KEEP": 1 - self.label_smoothing, "SPREAD": self.label_smoothing / logits.shape[-1]}
         k.dispatch(
-            "cross_entropy",
-            variant=variant,
-            bind={**bind, "out": out},
-            const=const,
-            groups=team.groups,
-            label=self.name,
+            "cross_entropy", variant=variant, bind=bind, const=const, groups=team.groups, label="cross_entropy_rows"
         )
-        return out
+        return bind["out"]
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

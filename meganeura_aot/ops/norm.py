@@ -123,6 +123,7 @@ class GroupNorm(Op):
             ((1, 32, 16, 16), 4, "silu"),
             ((2, 4, 7, 7), 2, ""),
             ((3, 8), 4, ""),
+            ((3, 8, 5), 2, ""),
             ((1, 2, 70, 70), 1, "silu"),
             ((2, 3, 33), 3, "silu"),
             ((2, 4, 0), 2, ""),
@@ -220,23 +221,20 @@ def lower_norm(k: Lowering, kernel: NormKernel, bind: Mapping[str, Operand], out
 def _dispatch(
     k: Lowering, kernel: NormKernel, team: Team, bind: Mapping[str, Operand], statistics: bool = False
 ) -> None:
-    variant = team.variant()
-    load_type = variant["load_type"]
-    types = {"partial": "vec4<f32>" if kernel.centered else "f32"}
     grouped = kernel.groups > 0 and "weight" in bind
-    if grouped:
-        types |= {"weight": "f32", "bias": "f32"}
-    written = "partial" if statistics else "out"
-    activation = ACTIVATIONS[kernel.activation] if not statistics else ""
+    types = {"partial": "vec4<f32>" if kernel.centered else "f32"} | (
+        {"weight": "f32", "bias": "f32"} if grouped else {}
+    )
     const: dict[str, int | float] = {**team.const()}
     if not statistics:
         const["EPS"] = kernel.eps
-        if grouped:
-            spatial = team.row.count // kernel.channels
-            const |= {"GROUPS": kernel.groups, "CHANNELS": kernel.channels, "SPATIAL": spatial}
+    if grouped:
+        const |= {"GROUPS": kernel.groups, "CHANNELS": kernel.channels, "SPATIAL": team.row.count // kernel.channels}
+    activation = "" if statistics else ACTIVATIONS[kernel.activation]
     title = f"{kernel.title}_statistics" if statistics else kernel.title
-    variant |= {
-        "bindings": [(n, "read_write" if n == written else "read", types.get(n, load_type)) for n in bind],
+    variant = {
+        **team.variant(),
+        "bindings": team.bindings(bind, **types),
         "stage": "statistics" if statistics else "norm",
         "from_partial": team.chunks > 1 and not statistics,
         "centered": kernel.centered,

@@ -160,7 +160,7 @@ class Fold:
 def reduce_rows(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Operand, row: Row) -> None:
     """One value an element of `out`: the fold of a row of the inputs; in stages where rows are long."""
     team = Team.of(row if fold.type.startswith("vec") else row.in_fours(), out.size)
-    if team.steps > LONG or (team.steps > 16 // math.isqrt(team.row.lanes) and team.groups < FILLED):
+    if team.steps > LONG or (team.is_long and team.groups < FILLED):
         team = team.cut()
     if team.chunks == 1:
         _dispatch(k, fold, inputs, out, team)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..op import Operand
 from .layout import join_axes, row_major_strides
 from .pointwise import GROUP
 
@@ -40,12 +41,10 @@ class Row:
         return bool(self.inner.strides) and self.inner.strides[-1] != 1
 
     def in_fours(self) -> Row:
-        """The same row read as vec4 where every run of it is aligned to four elements, else itself."""
+        """The same row read as vec4 where it consists of runs of a multiple of four elements, else itself."""
         sizes, strides = self.inner.sizes, self.inner.strides
         if not self.count or not strides or strides[-1] != 1 or sizes[-1] % 4:
-            return self
-        if any(stride % 4 for stride in (*self.outer.strides, *strides[:-1])):
-            return self
+            return self  # all other strides are multiples of the length of a run
         outer = Walk(self.outer.sizes, tuple(stride // 4 for stride in self.outer.strides))
         inner = Walk((*sizes[:-1], sizes[-1] // 4), (*(stride // 4 for stride in strides[:-1]), 1))
         return Row(outer, inner, self.count // 4, lanes=4)
@@ -108,7 +107,12 @@ class Team:
     def keeping(row: Row, rows: int) -> Team:
         """The same for a kernel that keeps what it read in registers: long rows are cut into chunks."""
         team = Team.of(row, rows)
-        return team.cut() if team.steps > (8 if row.lanes == 4 else 16) else team
+        return team.cut() if team.is_long else team
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a thread reads more than it can keep in registers: 16 numbers, or 8 vec4."""
+        return self.steps > (8 if self.row.lanes == 4 else 16)
 
     def cut(self) -> Team:
         """Cut the row into chunks of 16 elements a thread."""
@@ -144,6 +148,14 @@ class Team:
             "chunked": self.chunks > 1,
             "loose": [self.chunks > 1 or step == self.steps - 1 for step in range(self.steps)],
         }
+
+    def bindings(self, bind: Mapping[str, Operand], **types: str) -> list[tuple[str, str, str]]:
+        """Name, access and WGSL type of the elements of every binding in order; only the last one is written."""
+        *read, written = bind
+        load_type = self.variant()["load_type"]
+        return [(name, "read", types.get(name, load_type)) for name in read] + [
+            (written, "read_write", types.get(written, load_type))
+        ]
 
     def const(self) -> dict[str, int]:
         """Overrides of parts/row_team.wgsl.j2."""
