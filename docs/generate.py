@@ -69,12 +69,24 @@ def ops_text() -> str:
     for op in OPS.values():
         modules.setdefault(op.__module__.rsplit(".", 1)[-1], []).append(op)
     for module in sorted(modules):
-        lines += [f"## {module}", "", "| operator | attributes | meaning | tolerance | templates | samples |", "|---|---|---|---|---|--:|"]
+        lines += [
+            f"## {module}",
+            "",
+            "| operator | attributes | meaning | tolerance | templates | samples |",
+            "|---|---|---|---|---|--:|",
+        ]
         for op in sorted(modules[module], key=lambda op: op.name):
             samples = list(op.samples())
             plans = [compile_graph(sample_graph(sample)).plan for sample in samples]
             templates = ", ".join(sorted({d.template for plan in plans for d in plan.dispatches()})) or "-"
-            cells = [f"`{op.name}`", attributes(op), meaning(op).replace("|", "\\|"), op.tolerance, templates, str(len(samples))]
+            cells = [
+                f"`{op.name}`",
+                attributes(op),
+                meaning(op).replace("|", "\\|"),
+                op.tolerance,
+                templates,
+                str(len(samples)),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -102,7 +114,14 @@ def parity_text() -> str:
         lines += [f"## {title}", "", "| seed | operators | template: variants | test |", "|---|---|---|---|"]
         lines += [parity_row(name, build) for name, build in table.items()]
         lines.append("")
-    lines += ["## Cooperative matrices", "", "Refused by wgpu-py 0.32.", "", "| seed | kernel that does the work |", "|---|---|"]
+    lines += [
+        "## Cooperative matrices",
+        "",
+        "Refused by wgpu-py 0.32.",
+        "",
+        "| seed | kernel that does the work |",
+        "|---|---|",
+    ]
     lines += [f"| {name} | {kernel} |" for name, kernel in COOPERATIVE.items()]
     return "\n".join(lines) + "\n"
 

@@ -75,7 +75,7 @@ def optimizer(name: str) -> Build:
         tensors = [g.input(n, (65,)) for n in ("parameter", "gradient")]
         if name == "adam_update":
             tensors += [g.input(n, (65,)) for n in ("m", "v")]
-        result = getattr(g, name)(*tensors, g.input("numbers", (8,)))
+        result = getattr(g, name)(*tensors, g.input("numbers", (9 if name == "adam_update" else 3,)))
         return result[0] if isinstance(result, tuple) else result
 
     return build
