@@ -29,6 +29,14 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         values = 10.0 ** rng.uniform(-3, 3, shape)
     elif recipe == "large":
         values = rng.normal(size=shape) * 50
+    elif recipe == "one nan":
+        values = rng.normal(size=shape)
+        values.reshape(-1)[rng.integers(values.size)] = np.nan
+    elif recipe.startswith("mask"):  # to be added to scores: a third hides, and all of the first row (the last axis)
+        values = np.where(rng.random(shape) < 0.3, rng.choice([-np.inf, -1e9, -3.4e38], shape), rng.normal(size=shape))
+        values.reshape(-1, shape[-1])[0] = -np.inf
+        if recipe == "mask with nan":
+            values.reshape(-1, shape[-1])[-1, 0] = np.nan
     elif recipe == "special":
         values = rng.choice(SPECIAL, shape)
         values.reshape(-1)[: len(SPECIAL)] = rng.permutation(SPECIAL)[: values.size]

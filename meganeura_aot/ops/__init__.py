@@ -1,5 +1,5 @@
 """Every operator. Importing this package fills the registry."""
 
-from . import layout, leaf, matmul, pointwise_table, reduce, state
+from . import attention, cache, layout, leaf, matmul, pointwise_table, reduce, state
 
-__all__ = ["layout", "leaf", "matmul", "pointwise_table", "reduce", "state"]
+__all__ = ["attention", "cache", "layout", "leaf", "matmul", "pointwise_table", "reduce", "state"]
