@@ -145,7 +145,9 @@ class AttentionOperators(Operators):
         `advance(position, n, limit=size)` raise first: write, attend, then advance, all in one entry point.
         ring: position p is row p % size, for attention over a window.
         """
-        return self._write(self._state_leaf("cache_write", cache), CacheWrite(ring), [self.lift(rows), self.lift(position)])
+        return self._write(
+            self._state_leaf("cache_write", cache), CacheWrite(ring), [self.lift(rows), self.lift(position)]
+        )
 
     def cached_attention(
         self,

@@ -22,7 +22,15 @@ CASES = [
     for index, sample in enumerate(op.samples())
 ]
 FIRST_CASES = [case for case in CASES if case.id.endswith("-0")]
-NO_SAMPLES = {"input", "parameter", "state", "constant", "assign", "advance", "cache_write"}  # leaves and states: test_states.py
+NO_SAMPLES = {
+    "input",
+    "parameter",
+    "state",
+    "constant",
+    "assign",
+    "advance",
+    "cache_write",
+}  # leaves and states: test_states.py
 
 
 def graph_of(sample: Sample) -> GraphIR:

@@ -77,20 +77,26 @@ class Attention(Op):
         self._check_attributes()
         ranks = (q.rank, k.rank, v.rank)
         if ranks not in ((2, 2, 2), (3, 3, 3)) or {q.dtype, k.dtype, v.dtype} != {DType.F32}:
-            raise GraphError(f"attention: expected f32 q, k and v, all of rank 2 or all of rank 3, got {q}, {k} and {v}")
+            raise GraphError(
+                f"attention: expected f32 q, k and v, all of rank 2 or all of rank 3, got {q}, {k} and {v}"
+            )
         size = self.sizes(q, k)
         hd = size.head_dim
         if hd * self.heads != q.shape[-1] or not 1 <= hd <= 256:
             raise GraphError(f"attention: expected q of {self.heads} heads of 1 to 256, got {q}")
         if k != v or k.shape != (*q.shape[:-2], size.keys, self.kv_heads * hd):
             wanted = TensorType((*q.shape[:-2], size.keys, self.kv_heads * hd))
-            raise GraphError(f"attention: expected {wanted} as k and v ({self.kv_heads} heads of {hd}), got {k} and {v}")
+            raise GraphError(
+                f"attention: expected {wanted} as k and v ({self.kv_heads} heads of {hd}), got {k} and {v}"
+            )
         self._check_extras(size, extras)
         return (q, TensorType((*q.shape[:-2], self.heads, size.queries))) if self.with_lse else q
 
     def _check_attributes(self) -> None:
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise GraphError(f"attention: expected heads as a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+            raise GraphError(
+                f"attention: expected heads as a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
+            )
         if isinstance(self.mask, Window) and self.mask.size < 1:
             raise GraphError(f"attention: expected a window of 1 or more, got {self.mask.size}")
         if self.scale is not None and not math.isfinite(self.scale):
@@ -100,7 +106,9 @@ class Attention(Op):
 
     def _check_extras(self, size: Sizes, extras: Sequence[TensorType]) -> None:
         if [t.dtype for t in extras] not in ([], [DType.F32], [DType.U32], [DType.F32, DType.U32]):
-            raise GraphError(f"attention: expected a mask (f32) and a position (u32), got {' and '.join(map(str, extras))}")
+            raise GraphError(
+                f"attention: expected a mask (f32) and a position (u32), got {' and '.join(map(str, extras))}"
+            )
         bias, position = self.split(extras)
         full = (size.batch, size.heads, size.queries, size.keys)
         if bias is not None and not _broadcasts(bias.shape, full):
@@ -183,10 +191,12 @@ class Attention(Op):
     def describe(self, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str:
         size = self.sizes(inputs[0], inputs[1])
         bias, position = self.split(inputs[3:])
-        mask = "" if isinstance(self.mask, Full) else f"{self.mask}, "
-        more = (f" + {bias}" if bias else "") + (" in a ring" if self.ring else "") + (" up to a position" if position else "")
-        heads = f"{size.heads} heads of {size.head_dim}" + (f" over {size.kv_heads}" if size.kv_heads < size.heads else "")
-        return f"{mask}{heads}: {inputs[0]} on {inputs[1]}{more} -> {', '.join(map(str, outputs))}"
+        parts = [] if isinstance(self.mask, Full) else [str(self.mask)]
+        parts.append(f"{size.heads} heads of {size.head_dim}")
+        parts += [f"{size.kv_heads} of k and v"] if size.kv_heads < size.heads else []
+        parts += [f"mask {bias}"] if bias else []
+        parts += ["keys up to a position, in a ring" if self.ring else "keys up to a position"] if position else []
+        return f"{inputs[0]} on {inputs[1]}, {', '.join(parts)} -> {', '.join(map(str, outputs))}"
 
     # kernels
 
@@ -274,7 +284,9 @@ class Attention(Op):
             recipe = options.pop("draw", "normal")
             q, kv = TensorType((*lead, s, heads[0] * hd)), TensorType((*lead, t, heads[1] * hd))
             extras = [TensorType(shape, DType.U32 if "below" in how else DType.F32) for shape, how in more]
-            return Sample(cls(*heads, mask, **options), (q, kv, kv, *extras), (*[recipe] * 3, *(how for _, how in more)))
+            return Sample(
+                cls(*heads, mask, **options), (q, kv, kv, *extras), (*[recipe] * 3, *(how for _, how in more))
+            )
 
         cases = [sample(33, 33, (6, 2), 16, Causal(), batch=2, with_lse=True)]
         lengths, masks = (1, 33, 7, 128, 8, 31, 9, 129, 32), (Causal(), Window(5), Full(), Window(200))
