@@ -42,10 +42,11 @@ def train(weights: Path = WEIGHTS, answers: Path = ANSWERS) -> float:
     from safetensors.numpy import save_file
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
+    from threadpoolctl import threadpool_limits
 
     digits = load_digits()
     classifier = MLPClassifier((64, 32), random_state=0, max_iter=200)
-    with warnings.catch_warnings():
+    with threadpool_limits(1), warnings.catch_warnings():  # such small matrices gain nothing from threads
         warnings.simplefilter("ignore", ConvergenceWarning)
         classifier.fit(digits.train_x, digits.train_y)
 

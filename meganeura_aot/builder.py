@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,39 @@ from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
 from .ops.leaf import Constant, Init, Input, Parameter, State
 from .ops.state import AdvancePosition, Assign
+from .target import RAISABLE
 from .tensor import Number, Tensor
 
 RESERVED = frozenset({"self", "lr", "outputs"})  # arguments of a Runner's methods
-PACKAGE = str(Path(__file__).resolve().parent)
+PACKAGE = str(Path(__file__).resolve().parent) + os.sep
+LARGEST_U32 = 2**32 - 1
+LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]
 
 
+def located(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, whose errors are GraphErrors that name the user's line, also where Python itself refuses a value."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except (GraphError, AttributeError, OverflowError, TypeError, ValueError) as error:
+            text = str(error) if isinstance(error, GraphError) else f"{method.__name__}: {error}"
+            where = "" if "(built at " in text else f" (built at {user_location()})"
+            raise GraphError(text + where) from (None if isinstance(error, GraphError) else error)
+
+    return call
+
+
+def locate_errors(cls: type[Graph]) -> type[Graph]:
+    """Every public method, `located`."""
+    for name in dir(cls):
+        if not name.startswith("_") and callable(getattr(cls, name)):
+            setattr(cls, name, located(getattr(cls, name)))
+    return cls
+
+
+@locate_errors
 class Graph(AttentionOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
@@ -36,7 +66,7 @@ class Graph(AttentionOperators):
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """A tensor given at every call, as the argument `name`."""
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        if not is_name(name):
             raise self._error(f"input {name!r}", "a Python identifier as its name", repr(name))
         type_ = self._type(f"input {name!r}", shape, dtype)
         return self._leaf(Input(name, type_))
@@ -45,11 +75,11 @@ class Graph(AttentionOperators):
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
     ) -> Tensor:
         """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s."""
-        known = init is None or init in ("zeros", "ones")
-        if not known and not (isinstance(init, tuple) and len(init) == 2 and init[0] in ("uniform", "normal")):
-            raise self._error(
-                f"parameter {name!r}", 'init "zeros", "ones", ("uniform", a) or ("normal", s)', repr(init)
-            )
+        if not _is_init(init):
+            expected = 'init "zeros", "ones", ("uniform", a) or ("normal", s)'
+            raise self._error(f"parameter {name!r}", expected, repr(init))
+        if isinstance(init, tuple):
+            init = (init[0], float(init[1]))
         type_ = self._type(f"parameter {name!r}", shape, dtype)
         return self._leaf(Parameter(name, type_, init, trainable))
 
@@ -88,23 +118,21 @@ class Graph(AttentionOperators):
         label = self._label(leaf)
         if state.dtype is not DType.U32:
             raise self._error(f"advance of state {label!r}", "dtype u32", str(state.dtype))
-        if any(v != leaf and w == leaf for v, w in self._latest.items()) or (
-            leaf in self._latest and not any(a.state == label for a in self._advances)
-        ):
+        if leaf in self._latest and not any(a.state == label for a in self._advances):
             raise self._error(f"advance of state {label!r}", "a state that `assign` does not write", "an assigned one")
-        if not isinstance(limit, int) or limit < 0:
-            raise self._error(f"advance of state {label!r}", "a limit >= 0", repr(limit))
+        if not _is_size(limit) or limit > LARGEST_U32:
+            raise self._error(f"advance of state {label!r}", f"a limit from 0 to {LARGEST_U32}", repr(limit))
         if isinstance(n, Tensor):
             self._check_owner("advance", n)
             op = self._nodes[n.value.node].op
             if not isinstance(op, Input) or n.shape != () or n.dtype is not DType.U32:
                 raise self._error(f"advance of state {label!r}", "a scalar u32 input as the step", str(n))
-            self._advances.append(Advance(label, op.label, limit))
+            self._advances.append(Advance(label, op.label, int(limit)))
             return self._write(leaf, AdvancePosition(), [n])
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise self._error(f"advance of state {label!r}", "a step >= 0", repr(n))
-        self._advances.append(Advance(label, n, limit))
-        return self._write(leaf, AdvancePosition(n), [])
+        if not _is_size(n) or n > LARGEST_U32:
+            raise self._error(f"advance of state {label!r}", f"a step from 0 to {LARGEST_U32}", repr(n))
+        self._advances.append(Advance(label, int(n), int(limit)))
+        return self._write(leaf, AdvancePosition(int(n)), [])
 
     # outputs
 
@@ -117,8 +145,8 @@ class Graph(AttentionOperators):
         if not outputs:
             raise self._error("set_outputs", "one output or more", "none")
         for name, tensor in outputs.items():
-            if not isinstance(name, str) or not name:
-                raise self._error("set_outputs", "text as the name of an output", repr(name))
+            if not isinstance(name, str) or not name or not name.isprintable():
+                raise self._error("set_outputs", "printable text as the name of an output", repr(name))
             if name in RESERVED:
                 raise self._error(f"output {name!r}", f"a name other than {', '.join(sorted(RESERVED))}", repr(name))
             self._check_owner(f"output {name!r}", tensor)
@@ -147,10 +175,10 @@ class Graph(AttentionOperators):
         raise self._error("operand", "a tensor of this graph, or numbers", f"{type(x).__name__}")
 
     def _append(self, op: Op, *inputs: Tensor) -> Tensor:
-        try:
-            types = op.inferred(*(tensor.type for tensor in inputs))
-        except GraphError as error:
-            raise GraphError(f"{error} (built at {user_location()})") from None
+        types = op.inferred(*(tensor.type for tensor in inputs))
+        for type_ in types:
+            if type_.nbytes > LARGEST_TENSOR:
+                raise self._error(op.name, f"a tensor of at most {LARGEST_TENSOR} bytes", str(type_))
         values = tuple(self._resolve(tensor) for tensor in inputs)
         self._nodes.append(Node(op, values, types, user_location()))
         return Tensor(self, Value(len(self._nodes) - 1), types[0])
@@ -200,7 +228,7 @@ class Graph(AttentionOperators):
             raise self._error(subject, "a tensor of this graph", "one of another graph")
 
     def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
-        if isinstance(shape, int) or not all(_is_size(size) for size in shape):
+        if not isinstance(shape, Sequence) or not all(_is_size(size) for size in shape):
             raise self._error(subject, "a shape of integers >= 0", repr(shape))
         return TensorType(tuple(int(size) for size in shape), self._dtype(subject, dtype))
 
@@ -213,7 +241,23 @@ class Graph(AttentionOperators):
         return GraphError(f"{subject} (built at {user_location()}): expected {expected}, got {got}")
 
 
-def _is_size(size: object) -> bool:
+def is_name(name: object) -> bool:
+    """A Python identifier that stays itself as a keyword argument and an attribute."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        return False
+    return unicodedata.normalize("NFKC", name) == name
+
+
+def _is_init(init: Any) -> bool:
+    if init is None or isinstance(init, str):
+        return init in (None, "zeros", "ones")
+    if not isinstance(init, tuple) or len(init) != 2 or init[0] not in ("uniform", "normal"):
+        return False
+    number = isinstance(init[1], int | float | np.integer | np.floating) and not isinstance(init[1], bool)
+    return number and 0 <= float(init[1]) < float("inf")
+
+
+def _is_size(size: Any) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) >= 0
 
 

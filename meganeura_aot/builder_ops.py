@@ -18,6 +18,13 @@ from .tensor import Tensor
 Axes = int | Sequence[int] | None
 
 
+def sizes_of(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Integers of Python or NumPy as a tuple of ints; raises GraphError for anything else."""
+    if isinstance(sizes, int | str) or not all(isinstance(s, int | np.integer) for s in sizes):
+        raise GraphError(f"{name}: expected a sequence of integers, got {sizes!r}")
+    return tuple(map(int, sizes))
+
+
 class Operators(PointwiseOperators):
     """Everything that a user calls on a Graph to compute."""
 
@@ -87,7 +94,7 @@ class Operators(PointwiseOperators):
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """The same elements under another shape; one size may be -1"""
-        sizes = tuple(int(size) for size in shape)
+        sizes = sizes_of("reshape", shape)
         known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
         if (
             sizes.count(-1) > 1
@@ -112,7 +119,7 @@ class Operators(PointwiseOperators):
 
     def expand(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Broadcast to `shape`"""
-        return self.apply(Expand(tuple(int(size) for size in shape)), x)
+        return self.apply(Expand(sizes_of("expand", shape)), x)
 
     def concat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors one after the other along `axis`"""
@@ -164,14 +171,14 @@ class Operators(PointwiseOperators):
     # axes
 
     def _axis(self, x: Tensor, axis: int) -> int:
-        if not isinstance(axis, int) or not -x.rank <= axis < x.rank:
+        if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.rank <= axis < x.rank:
             raise GraphError(f"axis: expected one of {x.type} ({-x.rank} to {x.rank - 1}), got {axis!r}")
-        return axis % x.rank
+        return int(axis) % x.rank
 
     def _axes(self, x: Tensor, axes: Axes) -> tuple[int, ...]:
         if axes is None:
             return tuple(range(x.rank))
-        chosen = [self._axis(x, axis) for axis in ([axes] if isinstance(axes, int) else axes)]
+        chosen = [self._axis(x, axis) for axis in ([axes] if isinstance(axes, int | np.integer) else axes)]
         if len(set(chosen)) != len(chosen):
             raise GraphError(f"axes: expected distinct axes of {x.type}, got {axes}")
         return tuple(sorted(chosen))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -44,10 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0 for done, 1 for failed, 2 for wrong usage."""
     options = build_parser().parse_args(arguments)
     try:
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has seen enough
+        discard_stdout()
+        return 0
     except UsageError as error:
         return fail(str(error), 2)
-    except (MeganeuraError, OSError) as error:
+    except MeganeuraError as error:
+        return fail(str(error), 1)
+    except OSError as error:
+        discard_stdout()
         return fail(str(error), 1)
     except RecursionError:
         return fail(f"{options.model}: the model is nested too deeply", 1)
@@ -55,8 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail("interrupted", 130)
 
 
+def discard_stdout() -> None:
+    """Let what is still buffered go nowhere: Python would fail once more on it at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def fail(message: str, code: int) -> int:
-    print(f"meganeura-aot: {message}", file=sys.stderr)
+    print(f"meganeura-aot: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return code
 
 
@@ -64,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if options.emit and options.check:
         raise UsageError("--emit prints and --check compares: give one of them")
     start = time.perf_counter()
+    output = Path.cwd() / (options.output or Path("out") / f"{options.model.stem}.py")  # a model may change folder
+    refuse_overwriting(options.model, output)
     graphs = load_graphs(options.model, dict(map(parse_setting, options.set)))
     if options.emit == "graph":
         print(stage_text(entry_points(graphs)), end="")
@@ -73,30 +92,29 @@ def run(options: argparse.Namespace) -> int:
     if options.emit:
         print(emitted(program, options.emit), end="")
         return 0
-    output = options.output or Path("out") / f"{options.model.stem}.py"
+    shown = options.output or output.relative_to(output.parents[1])
     if options.check:
-        return check(program, output)
-    refuse_overwriting(options.model, output)
+        return check(program, output, shown)
     program.save(output)
-    log(options, f"wrote {output}", start)
+    log(options, f"wrote {shown}", start)
     if options.report:
         print_report(program)
     else:
         report = program.report
-        print(f"{output}: {report.dispatches} dispatches, {report.pipelines} pipelines, {report.buffers} buffers")
+        print(f"{shown}: {report.dispatches} dispatches, {report.pipelines} pipelines, {report.buffers} buffers")
     return 0
 
 
 def compile_program(graphs: Graph | Mapping[str, Graph], options: argparse.Namespace) -> Program:
-    changing = [f"--set {setting}" for setting in options.set]
-    changing += [f"--target {options.target}"] if options.target != "webgpu" else []
+    changing = [word for setting in options.set for word in ("--set", setting)]
+    changing += ["--target", options.target] if options.target != "webgpu" else []
     changing += ["--no-optimize"] if options.no_optimize else []
     return compile_graph(
         graphs,
         name=options.model.stem,
         target=options.target,
         optimize=not options.no_optimize,
-        command=" ".join(["meganeura-aot", options.model.name, *changing]),
+        command=shlex.join(["meganeura-aot", options.model.name, *changing]),
     )
 
 
@@ -115,22 +133,22 @@ def stage_text(graphs: Mapping[str, GraphIR]) -> str:
     return "\n".join(f"==== {entry} ====\n{graph.text()}" for entry, graph in graphs.items())
 
 
-def check(program: Program, output: Path) -> int:
+def check(program: Program, output: Path, shown: Path) -> int:
     if not output.is_file():
-        return fail(f"{output}: expected the runner of {program.name}, found no file", 1)
+        return fail(f"{shown}: expected the runner of {program.name}, found no file", 1)
     found = output.read_text(encoding="utf-8", errors="replace")
     if found == program.text:
-        print(f"{output}: up to date")
+        print(f"{shown}: up to date")
         return 0
     lines = difflib.unified_diff(
-        found.splitlines(keepends=True), program.text.splitlines(keepends=True), str(output), "what would be generated"
+        found.splitlines(keepends=True), program.text.splitlines(keepends=True), str(shown), "what would be generated"
     )
     sys.stdout.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
-    return fail(f"{output}: out of date; rebuild it with {program.command}", 1)
+    return fail(f"{shown}: out of date; rebuild it with {program.command}", 1)
 
 
 def refuse_overwriting(model: Path, output: Path) -> None:
-    if output.exists() and output.samefile(model):
+    if output.exists() and model.exists() and output.samefile(model):
         raise UsageError(f"{output}: is the model itself; give another file with -o")
     if output.is_dir():
         raise UsageError(f"{output}: is a folder; give a file with -o")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import keyword
 import os
 import tempfile
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .builder import Graph
+from .builder import Graph, is_name
 from .emit import Header, emit
 from .errors import GraphError
 from .graph import GraphIR
@@ -23,58 +22,14 @@ from .plan import ExecutionPlan
 from .report import Report, make_report
 from .target import find_target
 
-# Attributes of the emitted Runner that an entry point must not hide.
-RUNNER_NAMES = frozenset(
-    [
-        "accumulate",
-        "advance",
-        "allocate",
-        "apply",
-        "bind",
-        "bind_groups",
-        "buffer",
-        "buffers",
-        "call",
-        "check_inputs",
-        "checked",
-        "close",
-        "closed",
-        "constant",
-        "create_pipeline",
-        "device",
-        "encode",
-        "entries",
-        "features",
-        "get_state",
-        "gradients",
-        "has",
-        "init_weights",
-        "input",
-        "inputs",
-        "limits",
-        "load_checkpoint",
-        "load_weights",
-        "name",
-        "optimizer",
-        "optional_features",
-        "output",
-        "outputs",
-        "parameter",
-        "parameters",
-        "pipeline",
-        "pipelines",
-        "record",
-        "reset",
-        "save_checkpoint",
-        "save_weights",
-        "set_state",
-        "state",
-        "states",
-        "train_step",
-        "upload",
-        "weights",
-    ]
-)
+# Attributes of the emitted Runner, which an entry point must not hide.
+RUNNER_ATTRIBUTES = """
+accumulate advance allocate apply bind bind_groups buffer buffers call checked close closed constant create_module
+create_pipeline declare describe device entries features get_state gradients has init_weights input inputs limits
+load_checkpoint load_weights name optimizer optional_features output outputs parameter parameters pipeline pipelines
+reset save_checkpoint save_weights set_state state states train_step upload weights wgpu
+"""
+RUNNER_NAMES = frozenset(RUNNER_ATTRIBUTES.split())
 
 
 @dataclass(frozen=True)
@@ -120,6 +75,8 @@ def compile_graph(
     name: of the model, in the header. command: the one that rebuilds the file, in the header.
     Raises GraphError for a graph without meaning, LoweringError for an operator without a kernel.
     """
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise GraphError(f"name of the model: expected printable text, got {name!r}")
     sources = entry_points(graphs)
     aim = find_target(target)
     passes = CLEANUP + PASSES if optimize else CLEANUP
@@ -137,14 +94,24 @@ def entry_points(graphs: Graph | GraphIR | Mapping[str, Graph | GraphIR]) -> dic
         raise GraphError("entry points: expected one graph or more, got none")
     result: dict[str, GraphIR] = {}
     for entry, graph in table.items():
-        if not isinstance(entry, str) or not entry.isidentifier() or keyword.iskeyword(entry):
+        if not is_name(entry):
             raise GraphError(f"entry point {entry!r}: expected a Python identifier as its name")
         if entry in RUNNER_NAMES or entry.startswith(("_", "b_", "p_", "g_", "encode_")):
             raise GraphError(f"entry point {entry!r}: expected a name that is no attribute of a Runner")
         if not isinstance(graph, Graph | GraphIR):
             raise GraphError(f"entry point {entry!r}: expected a Graph, got {type(graph).__name__}")
         result[entry] = graph.build() if isinstance(graph, Graph) else graph.verify()
+    refuse_assigned_positions(result)
     return result
+
+
+def refuse_assigned_positions(graphs: Mapping[str, GraphIR]) -> None:
+    """The runner mirrors positions on the host: no entry may write a state that another one advances."""
+    advanced = {advance.state: entry for entry, graph in graphs.items() for advance in graph.advances}
+    for entry, graph in graphs.items():
+        for state in graph.written_states():
+            if state in advanced and all(advance.state != state for advance in graph.advances):
+                raise GraphError(f"entry point {entry!r}: writes state {state!r}, which {advanced[state]!r} advances")
 
 
 def digest(graphs: Mapping[str, GraphIR]) -> str:
@@ -154,9 +121,13 @@ def digest(graphs: Mapping[str, GraphIR]) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` in one step; its folder is made when missing."""
+    """Replace `path`, or what a link there leads to, in one step; its folder is made when missing."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
+        path.write_text(text, encoding="utf-8", newline="\n")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".meganeura-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)

@@ -14,13 +14,14 @@ import numpy as np
 from .errors import PlanError
 from .inline import inline
 from .names import Names, choose_names, identifier, unique
+from .ops.leaf import Init
 from .plan import BufferRef, EntryPlan, ExecutionPlan
 from .target import MIB
 from .version import VERSION
 
 LINE = 120
 LITERALS = 64  # constants of up to this many numbers are written in place
-STYLE = black.Mode(line_length=LINE)
+STYLE = black.Mode(line_length=LINE - 8)  # of statements, which stand at an indent of 8
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Header:
 
 def emit(plan: ExecutionPlan, header: Header) -> str:
     """The whole file, formatted."""
-    names = choose_names(plan)
     stub = inline()
+    names = choose_names(plan, stub.names)
     parts = [
         f'"""{docstring(plan, header, names)}"""\n\n{stub.imports}\n',
         section("Runtime") + stub.body,
         section("Shaders") + "\n".join(f'{name} = """\\\n{text}"""\n' for text, name in names.shaders.items()),
-        section("Model") + "\n" + black.format_str(emit_model(plan, header, names), mode=STYLE),
+        section("Model") + "\n" + emit_model(plan, header, names),
     ]
     constants = declared_constants(plan)
     if constants:
@@ -73,7 +74,7 @@ def docstring(plan: ExecutionPlan, header: Header, names: Names) -> str:
     lines.append(
         f"Needs:    wgpu, numpy; {raised}; {f'uses {features} where present' if features else 'no optional features'}"
     )
-    return "\n".join(line.replace("\\", "/").replace('"""', "'''") for line in lines) + "\n"
+    return "\n".join(map(one_line, lines)) + "\n"
 
 
 def wrapped(label: str, text: str) -> list[str]:
@@ -84,12 +85,13 @@ def wrapped(label: str, text: str) -> list[str]:
 
 
 def emit_model(plan: ExecutionPlan, header: Header, names: Names) -> str:
-    """class Runner: declarations, then one statement a dispatch. black lays it out."""
-    lines = ["class Runner(ModelRunner):", f"    name = {header.name!r}"]
+    """class Runner: declarations, then one statement a dispatch."""
+    lines = ["class Runner(ModelRunner):", f"    name = {quote(header.name)}"]
     if plan.limits():
-        lines.append(f"    limits = {plan.limits()!r}")
+        limits = ", ".join(f"{quote(name)}: {value}" for name, value in plan.limits().items())
+        lines.append(f"    limits = {{{limits}}}")
     if plan.target.optional_features:
-        lines.append(f"    optional_features = {plan.target.optional_features!r}")
+        lines.append(f"    optional_features = ({', '.join(map(quote, plan.target.optional_features))},)")
     lines += ["", "    def buffers(self):", *indent(buffer_lines(plan, names))]
     lines += ["", "    def pipelines(self):", *indent(pipeline_lines(names))]
     lines += ["", "    def bind_groups(self):", *indent(group_lines(plan, names))]
@@ -100,8 +102,25 @@ def emit_model(plan: ExecutionPlan, header: Header, names: Names) -> str:
     return "\n".join(lines) + "\n"
 
 
-def indent(lines: Sequence[str]) -> list[str]:
+def indent(statements: Sequence[str]) -> list[str]:
+    """The body of a method. Statements are written as black writes them; only those too long for a line need it."""
+    lines: list[str] = []
+    for statement in statements:
+        fits = len(statement) <= LINE - 8 or statement.startswith("#")
+        lines += [statement] if fits else black.format_str(statement, mode=STYLE).splitlines()
     return [f"        {line}" for line in lines] or ["        pass"]
+
+
+def quote(text: str) -> str:
+    """A Python string in double quotes, unless single quotes save an escape: as black prefers."""
+    shown = repr(text)
+    return shown if shown[0] == '"' or '"' in text else f'"{shown[1:-1]}"'
+
+
+def one_line(text: str) -> str:
+    """Text for a comment or the docstring: nothing that ends a line or a string."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown.replace("\\", "/").replace('"""', "'''").encode("utf-8", "backslashreplace").decode()
 
 
 def buffer_lines(plan: ExecutionPlan, names: Names) -> list[str]:
@@ -118,33 +137,42 @@ def buffer_lines(plan: ExecutionPlan, names: Names) -> list[str]:
         lines.append(f"{target} = {declaration(buffer, packed)}{note}")
     for entry in plan.entries:
         for output in entry.outputs:
-            what = f"{entry.name!r}, {output.name!r}, self.{names.buffers[output.buffer]}, {output.type.shape!r}"
+            what = (
+                f"{quote(entry.name)}, {quote(output.name)}, self.{names.buffers[output.buffer]}, {output.type.shape!r}"
+            )
             lines.append(f"self.output({what}{dtype_text(output.type.dtype)})")
         for move in entry.advances:
             state = names.buffers[move.state]
-            lines.append(f"self.advance({entry.name!r}, self.{state}, {move.step!r}, limit={move.limit})")
+            step = quote(move.step) if isinstance(move.step, str) else move.step
+            lines.append(f"self.advance({quote(entry.name)}, self.{state}, {step}, limit={move.limit})")
     return lines
 
 
 def dtype_text(dtype: str) -> str:
-    return "" if dtype == "f32" else f", {str(dtype)!r}"
+    return "" if dtype == "f32" else f", {quote(str(dtype))}"
 
 
 def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
     """The right-hand side that declares a buffer."""
     if buffer.kind in ("scratch", "output"):
-        return f"self.buffer({buffer.name!r}, nbytes={buffer.nbytes})"
-    dtype, label = dtype_text(buffer.type.dtype), repr(buffer.label)
+        return f"self.buffer({quote(buffer.name)}, nbytes={buffer.nbytes})"
+    dtype, label = dtype_text(buffer.type.dtype), quote(buffer.label)
     what = f"{buffer.type.shape!r}"
     if buffer.kind == "input":
-        what = f"{buffer.entry!r}, {label}, {what}{dtype}"
+        what = f"{quote(buffer.entry)}, {label}, {what}{dtype}"
     elif buffer.kind == "constant":
         data = literals(buffer) if is_literal(buffer) else f"unpack({packed[buffer.name]})"
         what = f"{label}, {what}, {data}{dtype}"
     else:
         what = f"{label}, {what}{dtype}"
-    init = f", init={buffer.init!r}" if buffer.init is not None else ""
+    init = init_text(buffer.init)
     return f"self.{buffer.kind}({what}, nbytes={buffer.nbytes}{init})"
+
+
+def init_text(init: Init) -> str:
+    if init is None:
+        return ""
+    return f", init={quote(init)}" if isinstance(init, str) else f", init=({quote(init[0])}, {init[1]})"
 
 
 def pipeline_lines(names: Names) -> list[str]:
@@ -175,13 +203,13 @@ def encode_lines(entry: EntryPlan, names: Names) -> list[str]:
 def method_lines(entry: EntryPlan, plan: ExecutionPlan) -> list[str]:
     inputs = ", ".join(f"{plan.buffers[name].label} {plan.buffers[name].type}" for name in entry.inputs)
     outputs = ", ".join(f"{output.name} {output.type}" for output in entry.outputs)
-    summary = f"{inputs or 'no inputs'} -> {outputs}".replace("\\", "/").replace('"""', "'''")
-    quoted = textwrap.wrap(summary, LINE - 14, subsequent_indent="    ", break_long_words=False)
+    summary = one_line(f"{inputs or 'no inputs'} -> {outputs}")
+    quoted = textwrap.wrap(summary, LINE - 14, break_long_words=False)
     body = "\n        ".join(quoted)
     return [
         f"def {entry.name}(self, outputs=None, **inputs):",
         f'    """{body}"""',
-        f"    return self.call({entry.name!r}, inputs, outputs)",
+        f"    return self.call({quote(entry.name)}, inputs, outputs)",
     ]
 
 

@@ -108,6 +108,15 @@ class GraphIR:
             if node.op.writes_state:
                 yield Value(index)
 
+    def written_states(self) -> set[str]:
+        """Labels of the states that the graph writes."""
+        labels: dict[Value, str] = {}
+        for index, node in enumerate(self.nodes):
+            if node.op.writes_state:
+                state = node.inputs[0]
+                labels[Value(index)] = labels.get(state) or str(getattr(self.nodes[state.node].op, "label", ""))
+        return set(labels.values())
+
     def users(self) -> dict[Value, list[int]]:
         """Each value's users, one entry per edge: a node that reads a value twice is listed twice."""
         table: dict[Value, list[int]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ INFERENCE = ("core", "weights", "doctor", "profile", "cli")
 
 @dataclass(frozen=True)
 class Inlined:
-    """imports: the lines at the top of the file; body: the files, each under its docstring as a comment."""
+    """imports: the lines at the top of the file; body: the files, each under its docstring as a comment; names: what
+    they define at their top level."""
 
     imports: str
     body: str
+    names: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def inline(names: Sequence[str] = INFERENCE) -> Inlined:
     for name in names:
         place(name)
     sections = [section(modules[name]) for name in ordered]
-    return Inlined(merge_imports(list(modules.values())), "\n\n\n".join(sections) + "\n")
+    defined = frozenset(re.findall(r"^(?:def |class )?(\w+)\b(?=[:(=]| =)", "\n".join(sections), re.MULTILINE))
+    return Inlined(merge_imports(list(modules.values())), "\n\n\n".join(sections) + "\n", defined)
 
 
 def section(module: Module) -> str:

@@ -17,6 +17,7 @@ from .ops.pointwise import dispatch_copy
 from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output
 from .target import Target
 
+EMPTY = 16  # bytes of a buffer that holds nothing: a kernel may bind it as an array of vec4
 LARGEST_CONSTANT = 1 << 20  # bytes of one constant inside the emitted file
 SHARED = ("parameter", "state")  # kinds of buffers that all entries have in common
 KIND_OF_LEAF: Mapping[type[Leaf], str] = {Input: "input", Parameter: "parameter", State: "state"}
@@ -83,6 +84,7 @@ class EntryLowering:
         self.dispatches.append(
             Dispatch(
                 name=self.unique(node.op.name),
+                template=template,
                 kernel=kernel,
                 label=label or node.op.name,
                 bindings=tuple((b.name, bind[b.name].buffer, b.access) for b in kernel.bindings),
@@ -110,7 +112,7 @@ class EntryLowering:
             name, entry = f"{self.entry}.{label}" if self.several else label, self.entry
             while name in self.buffers or name in self.shared:
                 name += "_"
-        self.buffers[name] = BufferRef(name, kind, label, type_, max(4, type_.nbytes), entry, **more)
+        self.buffers[name] = BufferRef(name, kind, label, type_, type_.nbytes or EMPTY, entry, **more)
         return name
 
     def operand(self, value: Value) -> Operand:
@@ -194,7 +196,10 @@ class EntryLowering:
         readers = [*node.inputs[1:], *(v for later in self.graph.nodes[index + 1 :] for v in later.inputs)]
         readers += [value for _, value in self.graph.outputs]
         if views.intersection(readers):
-            saved = self.scratch(self.graph.type_of(old), f"old_{self.buffers[memory].label}")
+            is_output = any(value in views for _, value in self.graph.outputs)
+            kind, label = "output" if is_output else "scratch", f"old_{self.buffers[memory].label}"
+            type_ = self.graph.type_of(old)
+            saved = Operand(type_, self.add_buffer(kind, label, type_))
             self.current = (node, f"{memory} before it is written: {saved.type}")
             dispatch_copy(self, Operand(saved.type, memory), saved)
             self.storage.update(dict.fromkeys(views, saved.buffer))

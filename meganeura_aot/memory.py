@@ -26,19 +26,12 @@ class Life:
 
 
 def lives(plan: ExecutionPlan) -> dict[str, Life]:
-    """The life of every scratch buffer that a dispatch touches. Entries run at different times, so they share."""
+    """The life of every scratch buffer that holds something. Entries run at different times, so they share."""
     found: dict[str, Life] = {}
     for index, dispatch in enumerate(plan.dispatches()):
         for _, name, _ in dispatch.bindings:
-            if plan.buffers[name].kind == "scratch":
+            if plan.buffers[name].kind == "scratch" and plan.buffers[name].type.size:
                 found[name] = Life(found[name].first if name in found else index, index)
-    for entry in plan.entries:
-        last = sum(len(e.dispatches) for e in plan.entries[: plan.entries.index(entry) + 1])
-        for output in entry.outputs:
-            if (
-                output.buffer in found
-            ):  # a saved old version of a state that is an output is read after the last dispatch
-                found[output.buffer] = Life(found[output.buffer].first, last)
     return found
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -26,50 +27,63 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set {text}: expected key=value")
     try:
         return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key, value
 
 
 def load_graphs(path: Path, settings: Mapping[str, Any]) -> Graph | Mapping[str, Graph]:
-    """The result of `build(**settings)` in the file, or its variable `graph`. Raises ModelError, UsageError."""
+    """The result of `build(**settings)` in the file, or its variable `graph`. Raises ModelError, UsageError.
+
+    What the model prints goes to stderr, for stdout belongs to --emit.
+    """
     if not path.is_file():
         raise UsageError(f"{path}: no such model file")
-    module = run_file(path)
-    if hasattr(module, "build"):
-        return check_result(path, call_build(path, module.build, settings), "build() returned")
-    if not hasattr(module, "graph"):
-        raise ModelError(f"{path}: expected a function `build` or a variable `graph`, found neither")
-    if settings:
-        raise UsageError(f"{path}: --set needs a function `build`, the file has a variable `graph`")
-    return check_result(path, module.graph, "`graph` is")
+    with contextlib.redirect_stdout(sys.stderr), as_module(path) as module:
+        run_file(path, module)
+        found = vars(module)
+        if "build" in found:
+            return check_result(path, call_build(path, found["build"], settings), "build() returned")
+        if "graph" not in found:
+            raise ModelError(f"{path}: expected a function `build` or a variable `graph`, found neither")
+        if settings:
+            raise UsageError(f"{path}: --set needs a function `build`, the file has a variable `graph`")
+        return check_result(path, found["graph"], "`graph` is")
 
 
-def run_file(path: Path) -> ModuleType:
-    """Execute the file as a module of its own; modules beside it can be imported, as when it is run."""
+@contextlib.contextmanager
+def as_module(path: Path) -> Iterator[ModuleType]:
+    """A module for the file, importable under its name, with its folder on the path: as when a script runs."""
     module = ModuleType(path.stem)
     module.__file__ = str(path)
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    known = sys.modules.get(path.stem)
+    search, known = list(sys.path), sys.modules.get(path.stem)
+    sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module  # dataclasses and pickle look a module up by its name
     try:
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-        guarded(path, exec, code, module.__dict__)
-    except (SyntaxError, ValueError) as error:
-        raise ModelError(f"{path}: {''.join(traceback.format_exception_only(error)).strip()}") from error
+        yield module
     finally:
-        sys.path.remove(folder)
+        sys.path[:] = search
         if known is None:
             sys.modules.pop(path.stem, None)
         else:
             sys.modules[path.stem] = known
-    return module
+
+
+def run_file(path: Path, module: ModuleType) -> None:
+    """Execute the file in the module."""
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise ModelError(f"{path}: {''.join(traceback.format_exception_only(error)).strip()}") from error
+    guarded(path, exec, code, module.__dict__)
 
 
 def call_build(path: Path, build: Any, settings: Mapping[str, Any]) -> Any:
     if not callable(build):
         raise ModelError(f"{path}: expected `build` to be a function, got {type(build).__name__}")
-    parameters = inspect.signature(build).parameters.values()
+    try:
+        parameters = list(inspect.signature(build).parameters.values())
+    except ValueError:  # a builtin that does not tell
+        parameters = []
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [key for key in settings if key not in names]
@@ -81,13 +95,13 @@ def call_build(path: Path, build: Any, settings: Mapping[str, Any]) -> Any:
     return guarded(path, build, **settings)
 
 
-def guarded(path: Path, function: Any, *args: Any, **kwargs: Any) -> Any:
+def guarded(path: Path, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call user code; its exceptions become a ModelError that shows the user's frames only."""
     try:
         return function(*args, **kwargs)
-    except MeganeuraError:
+    except (MeganeuraError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ModelError(f"{path}: the model raised\n{user_traceback(error)}") from error
 
 

@@ -40,8 +40,8 @@ def unique(name: str, taken: Iterable[str]) -> str:
     return result
 
 
-def choose_names(plan: ExecutionPlan) -> Names:
-    """Names in the order of the plan."""
+def choose_names(plan: ExecutionPlan, reserved: Iterable[str] = ()) -> Names:
+    """Names in the order of the plan. reserved: module-level names that a shader may not take."""
     names = Names({}, {}, {}, {})
     for buffer in plan.buffers:
         names.buffers[buffer] = unique(f"b_{identifier(buffer)}", names.buffers.values())
@@ -49,7 +49,7 @@ def choose_names(plan: ExecutionPlan) -> Names:
         names.groups[dispatch.name] = unique(f"g_{identifier(dispatch.name)}", names.groups.values())
         text, label = dispatch.kernel.text, identifier(dispatch.label)
         if text not in names.shaders:
-            names.shaders[text] = unique(label.upper(), names.shaders.values())
+            names.shaders[text] = unique(label.upper(), [*names.shaders.values(), *reserved])
         key = (text, dispatch.constants)
         if key not in names.pipelines:
             base = names.shaders[text].lower()

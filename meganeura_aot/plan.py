@@ -30,9 +30,13 @@ class BufferRef:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One kernel launch. bindings: (binding, buffer, access) in the kernel's order; grid: workgroups in x, y, z."""
+    """One kernel launch. bindings: (binding, buffer, access) in the kernel's order; grid: workgroups in x, y, z.
+
+    template and label: the file of shaders/ that the kernel was rendered from, and the name of its variant.
+    """
 
     name: str
+    template: str
     kernel: Kernel = field(repr=False)
     label: str
     bindings: tuple[tuple[str, str, str], ...]

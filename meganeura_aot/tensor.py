@@ -14,7 +14,7 @@ Number = int | float
 
 
 class Tensor:
-    """A value with `.shape`, `.dtype` and the operators + - * / // % @ & | ^ << >> neg [] of NumPy."""
+    """A value with `.shape`, `.dtype` and NumPy's operators: + - * / // % ** @ & | ^ << >> == != < <= > >= []."""
 
     __array_ufunc__ = None  # so that NumPy leaves array + tensor to us
     __hash__ = object.__hash__
@@ -38,7 +38,7 @@ class Tensor:
         return f"{self.value} {self.type}"
 
     def __bool__(self) -> bool:
-        raise GraphError("tensor: has no truth value while the graph is built; use where or a comparison method")
+        raise GraphError("tensor: expected `where` or arithmetic; a tensor has no truth value while the graph is built")
 
     def __iter__(self) -> Any:
         raise GraphError("tensor: expected indices; iteration over a tensor is not supported, use split")
@@ -96,6 +96,45 @@ class Tensor:
 
     def __rshift__(self, other: Any) -> Tensor:
         return self.graph.shift_right(self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return self.graph.pow(other, self)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return self.graph.bitwise_and(other, self)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return self.graph.bitwise_or(other, self)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return self.graph.bitwise_xor(other, self)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return self.graph.shift_left(other, self)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return self.graph.shift_right(other, self)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return self.graph.matmul(self.graph.lift(other, like=self), self)
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return self.graph.equal(self, other)
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return self.graph.not_equal(self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return self.graph.less(self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return self.graph.less_equal(self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return self.graph.greater(self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return self.graph.greater_equal(self, other)
 
     def __neg__(self) -> Tensor:
         return self.graph.neg(self)

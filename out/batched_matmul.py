@@ -10,6 +10,7 @@ import argparse
 import base64
 import functools
 import importlib
+import io
 import json
 import math
 import os
@@ -17,11 +18,12 @@ import platform
 import re
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -29,9 +31,8 @@ import numpy as np
 
 # Which adapter and device a runner gets, and what to do when it gets none.
 
-# WebGPU's default limits. wgpu-py grants every limit left out at the ADAPTER's value, and a model would run here and fail
-# elsewhere: a runner asks for all of them, and raises only those it needs. It uses no textures, samplers or vertices:
-# of such limits it asks for no more than there is.
+# WebGPU's. wgpu-py grants every limit left out at the ADAPTER's value, and a model would run here and fail elsewhere:
+# a runner asks for all of them, raised only where it needs more, and of those it has no use for takes what there is.
 DEFAULT_LIMITS = """
 max-storage-buffers-per-shader-stage 8 max-storage-buffer-binding-size 134217728 max-buffer-size 268435456
 max-uniform-buffers-per-shader-stage 12 max-uniform-buffer-binding-size 65536 max-bindings-per-bind-group 1000
@@ -57,13 +58,16 @@ def import_wgpu() -> Any:
     return importlib.import_module("wgpu")
 
 
-def limit_rows(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
-    """(limit, needed, offered, enough) for what the model needs and the adapter or device offers."""
+def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
+    """(name, needed, offered, enough) of every limit, and of every feature as if it were a limit of 0 or 1."""
     words, rows = DEFAULT_LIMITS.split(), []
-    for limit, needed in (dict(zip(words[::2], map(int, words[1::2]))) | dict(model.limits)).items():
-        offered = offer.limits.get(limit, 0)
-        needed = min(needed, offered) if any(word in limit for word in UNUSED) else needed
-        rows.append((limit, needed, offered, needed >= offered if limit.startswith("min") else needed <= offered))
+    for name, needed in (dict(zip(words[::2], map(int, words[1::2]))) | dict(model.limits)).items():
+        offered = offer.limits.get(name, 0)
+        needed = min(needed, offered) if any(word in name for word in UNUSED) else needed
+        rows.append((name, needed, offered, needed >= offered if name.startswith("min") else needed <= offered))
+    for name in (*model.features, "timestamp-query", *model.optional_features):
+        needed, offered = int(name in model.features), int(name in offer.features)
+        rows.append((name, needed, offered, needed <= offered))
     return rows
 
 
@@ -80,13 +84,12 @@ def choose_adapter(wanted: str | None) -> Any:
 
 
 def check_offer(offer: Any, model: Any) -> dict[str, int]:
-    """The limits needed; RuntimeError naming every limit and feature that the adapter or device lacks."""
-    rows = limit_rows(offer, model)
-    gaps = [f"limit {name}: needed {needed}, offered {offered}" for name, needed, offered, enough in rows if not enough]
-    gaps += [f"feature {name}: needed, not offered" for name in model.features if name not in offer.features]
+    """The limits to ask for; RuntimeError naming every limit and feature that the adapter or device lacks."""
+    rows = compare(offer, model)
+    gaps = [f"{name}: needed {needed}, offered {offered}" for name, needed, offered, enough in rows if not enough]
     if gaps:
         raise RuntimeError(f"{model.name} cannot run here: {'; '.join(gaps)}; --doctor says more")
-    return {limit: needed for limit, needed, _, _ in rows if limit in offer.limits}
+    return {name: needed for name, needed, _, _ in rows if name in offer.limits}
 
 
 def request_device(adapter: Any, model: Any) -> Any:
@@ -110,12 +113,9 @@ def doctor(model: Any, wanted: str | None) -> int:
         for found in import_wgpu().gpu.enumerate_adapters_sync():
             print(f"adapter: {found.summary}, driver {found.info['description'] or 'unknown'}")
         adapter = choose_adapter(wanted)
-        print(f"chosen: {adapter.summary}\n{'limit':<48}{'needed':>12}{'offered':>12}")
-        for limit, needed, offered, enough in limit_rows(adapter, model):
-            print(f"{limit:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
-        for name in (*model.features, *model.optional_features, "timestamp-query"):
-            use = "needed" if name in model.features else "optional"
-            print(f"feature {name} ({use}): {'offered' if name in adapter.features else 'NOT OFFERED'}")
+        print(f"chosen: {adapter.summary}\n{'limit or feature':<48}{'needed':>12}{'offered':>12}")
+        for name, needed, offered, enough in compare(adapter, model):
+            print(f"{name:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
         request_device(adapter, model).destroy()
     except (ImportError, RuntimeError) as error:
         remedy = "pip install wgpu" if isinstance(error, ImportError) else f"try another --adapter, or {REMEDY}"
@@ -125,9 +125,9 @@ def doctor(model: Any, wanted: str | None) -> int:
     return 0
 
 
-# Weights: what a safetensors file holds, and what becomes a tensor of the model.
+# What a model declares and is given: buffers, constants, tensors, the weights of a safetensors file.
 
-DTYPES: dict[str, Any] = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4")}
+DTYPES: Any = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4"), "f16": np.dtype("<f2")}
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such type: these are upper halves of float32 numbers
 FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
@@ -138,12 +138,45 @@ class WeightError(ValueError):
     """A weight file that cannot be read, or weights that do not fit the model."""
 
 
+class Buffer:
+    """A declared buffer or output, of nbytes or a few more than its shape needs; a device that allocates sets `gpu`."""
+
+    def __init__(self, kind: str, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, data: Any = None) -> None:
+        self.kind, self.name, self.shape, self.dtype, self.nbytes = kind, name, shape, dtype, nbytes
+        self.data = data  # a parameter's init, a constant's values, an input's bound, the buffer an output is read from
+        self.gpu: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    def array(self, data: Any) -> Any:
+        """What these bytes say, without those behind the last element."""
+        return np.frombuffer(data, DTYPES[self.dtype], math.prod(self.shape)).reshape(self.shape)
+
+
+class Names(dict[str, Any]):
+    """Buffers or entries by name; asking for an unknown one is a ValueError that lists them."""
+
+    def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str) or name not in self:
+            raise ValueError(f"unknown name {name!r}: expected one of {', '.join(self) or 'none'}")
+        return super().__getitem__(name)
+
+    def types(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {name: (buffer.shape, buffer.dtype) for name, buffer in self.items()}
+
+
+def unpack(text: str) -> bytes:
+    """A large constant: base85 of zlib, wrapped."""
+    return zlib.decompress(base64.b85decode("".join(text.split())))
+
+
 def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
     """The value as an array of this shape and dtype, or ValueError; integers become floats only where mixed."""
     array, dtype = np.asarray(value), DTYPES[like.dtype]
     wide = array.dtype == BFLOAT16 or array.dtype.name == "bfloat16"
     text = f"expected {like}, got {'bfloat16' if wide else array.dtype.name}{list(array.shape)}"
-    kinds = "biu" if like.dtype != "f32" else "biuf" if mixed else "f"
+    kinds = "biu" if dtype.kind != "f" else "biuf" if mixed else "f"
     if array.shape != like.shape or ("f" if wide else array.dtype.kind) not in kinds:
         raise ValueError(text)
     if wide:
@@ -152,7 +185,7 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
         low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < info.min or high > info.max:
             raise ValueError(f"{text} from {low} to {high}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf
+    with np.errstate(all="ignore"):  # what the dtype cannot hold becomes inf
         return array.astype(dtype, order="C", copy=False)
 
 
@@ -170,14 +203,17 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
         if end > min(data.size, 100_000_000):
             raise ValueError(f"{end - 8} bytes in a file of {data.size}")
-        header = json.loads(data[8:end].tobytes(), object_pairs_hook=unique_names)
+        text = data[8:end].tobytes().decode()
+        if text[:1] != "{":
+            raise ValueError(f"begins with {text[:1]!r}")
+        header = json.loads(text, object_pairs_hook=unique_names)
         header.pop("__metadata__", {}).items()
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
-            if any(type(n) is not int or n < 0 for n in (begin, stop, *shape)) or begin > stop or start + begin != end:
+            if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
             raw, end = data[end : start + stop], start + stop
-            arrays[name] = (raw != 0 if dtype == "?" else raw.view(dtype)).reshape(shape)  # checks the number of bytes
+            arrays[name] = raw.view(dtype).reshape(shape)  # checks the number of bytes
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -187,29 +223,22 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 # The model on the GPU: what generated code declares, and how one call of an entry point runs.
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+STAGING = 268_435_456  # WebGPU's default max-buffer-size: more than this is read back in parts
 BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(read_write|read)\s*)?>")
 
 
-class Buffer:
-    """A declared buffer or output; `gpu` is None until a device allocates it, for declaring needs no GPU."""
+def guarded(method: Method) -> Method:
+    """Of an open runner only, and for one thread at a time."""
 
-    def __init__(self, kind: str, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, data: Any = None) -> None:
-        self.kind, self.name, self.shape, self.dtype, self.nbytes = kind, name, shape, dtype, nbytes
-        self.data = data  # a parameter's init, a constant's values, the buffer that an output is read from
-        self.gpu: Any = None
+    @functools.wraps(method)
+    def alone(self: Any, *arguments: Any, **more: Any) -> Any:
+        with self._lock:
+            if self.closed:
+                raise RuntimeError(f"{self.name} is closed")
+            return method(self, *arguments, **more)
 
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-class Names(dict[str, Any]):
-    """Buffers or entries by name; asking for an unknown one is a ValueError that lists them."""
-
-    def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{name!r}: expected one of {', '.join(self) or 'none'}")
-
-    def types(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        return {name: (buffer.shape, buffer.dtype) for name, buffer in self.items()}
+    return cast(Method, alone)
 
 
 class Pipeline(NamedTuple):
@@ -234,15 +263,14 @@ class BindGroup:
         if bound not in self.made:
             if len(self.made) == 32:  # what the host program has dropped must not live on here
                 self.made.clear()
-            entries = [
-                {"binding": n, "resource": gpu} for (n, _), gpu in zip(self.pipeline.bindings, bound, strict=True)
-            ]
+            pairs = zip(self.pipeline.bindings, bound, strict=True)
+            entries = [{"binding": number, "resource": gpu} for (number, _), gpu in pairs]
             self.made[bound] = self.device.create_bind_group(layout=self.pipeline.layout, entries=entries)
         return self.made[bound]
 
 
 class Entry:
-    """An entry point: what it reads and gives, the states it advances, the bind groups it uses."""
+    """An entry point: what it reads and gives, the states it advances, the dispatches it makes."""
 
     inputs = property(lambda self: self.feeds.types())
     outputs = property(lambda self: self.results.types())
@@ -250,11 +278,13 @@ class Entry:
     def __init__(self, name: str) -> None:
         self.name, self.feeds, self.results = name, Names(), Names()
         self.advances: list[tuple[Buffer, int | str, int]] = []
-        self.groups: list[BindGroup] = []
+        self.work: list[tuple[Any, ...]] = []
+        self.written: set[Buffer] = set()
 
-    def dispatch(self, _: Pipeline, group: BindGroup, *grid: int) -> None:
-        """Rehearsed, with itself for an encoder, an entry learns what it binds."""
-        self.groups.append(group)
+    def dispatch(self, pipeline: Pipeline, group: BindGroup, *grid: int) -> None:
+        """Rehearsed, with itself for an encoder, an entry learns what it does."""
+        self.work.append((pipeline, group, *grid))
+        self.written |= {b for b, (_, kind) in zip(group.buffers, pipeline.bindings) if kind == "storage"}
 
 
 class Encoder:
@@ -281,11 +311,6 @@ class Encoder:
         self.launch(x, y, z)
 
 
-def unpack(text: str) -> bytes:
-    """A large constant: base85 of zlib, wrapped."""
-    return zlib.decompress(base64.b85decode("".join(text.split())))
-
-
 class ModelRunner:
     """Base of the generated Runner: that one declares, and everything that happens is here."""
 
@@ -293,56 +318,59 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
-    parameters = property(lambda self: self.named("parameter").types())
-    states = property(lambda self: self.named("state").types())
-    inputs = property(lambda self: self.entries[self.only].inputs)
-    outputs = property(lambda self: self.entries[self.only].outputs)
+    closed = False
+    parameters = property(lambda self: self._named("parameter").types())
+    states = property(lambda self: self._named("state").types())
+    inputs = property(lambda self: self.entries[self._only].inputs)
+    outputs = property(lambda self: self.entries[self._only].outputs)
 
     def __init__(self, device: Any = None, adapter: str | None = None, checked: bool = False) -> None:
         self.declare()
-        self.wgpu, self.checked, self.own_device = import_wgpu(), checked, device is None
+        self.wgpu, self.checked, self._own_device = import_wgpu(), checked, device is None
         self.device = request_device(choose_adapter(adapter), self) if device is None else device
         check_offer(self.device, self)
         self.has = self.device.features.__contains__
         self.bind = functools.partial(BindGroup, self.device)
-        self.module, self.pipeline = functools.cache(self.create_module), functools.cache(self.create_pipeline)
-        self.layouts: dict[Any, Any] = {}
-        for buffer in self.declared:
+        self._module, self.pipeline = functools.cache(self.create_module), functools.cache(self.create_pipeline)
+        self._layout = functools.cache(self._create_layout)
+        for buffer in self._declared:
             buffer.gpu = self.allocate(buffer)
             if buffer.kind == "constant":
                 self.upload(buffer, buffer.data)
         self.reset()
         self.pipelines()
         self.bind_groups()
+        size = 8
         for entry in self.entries.values():
-            self.encode(entry, entry)
-        size = max((sum(b.nbytes for b in entry.results.values()) for entry in self.entries.values()), default=0)
+            getattr(self, f"encode_{entry.name}")(entry)
+            sizes = [b.nbytes for b in entry.results.values()]
+            size = max(size, min(sum(sizes), STAGING), *sizes)
         usage = self.wgpu.BufferUsage.MAP_READ | self.wgpu.BufferUsage.COPY_DST
-        self.staging = self.device.create_buffer(label="staging", size=max(8, size), usage=usage)
+        self._make_staging = functools.partial(self.device.create_buffer, size=size, usage=usage)
+        self._staging = self._make_staging()
 
     def declare(self) -> "ModelRunner":
         """Record what buffers() declares: a runner with no more than this needs no GPU and cannot run."""
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
-        self.only = names[0] if len(self.entries) == 1 else None
-        self.declared: list[Buffer] = []
-        self.positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
+        self._only = names[0] if len(self.entries) == 1 else None
+        self._lock, self._declared = threading.RLock(), list[Buffer]()
+        self._positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
         self.buffers()
-        self.missing = list(self.parameters)
+        self._missing = list(self.parameters)
         return self
 
     @classmethod
     def describe(cls) -> str:
         """What the runner takes, gives and keeps, as text."""
-        runner, lines = cls.__new__(cls).declare(), [cls.__doc__ or cls.name]
-        for entry in runner.entries.values():
-            lines += [f"{entry.name}: {b.kind} {b.name} {b}" for b in (*entry.feeds.values(), *entry.results.values())]
-        return "\n".join(
-            lines + [f"{b.kind} {b.name} {b}" for b in runner.declared if b.kind in ("parameter", "state")]
-        )
+        runner = cls.__new__(cls).declare()
+        named = [("", b) for b in runner._declared if b.kind in ("parameter", "state")]
+        for e in runner.entries.values():
+            named += [(f"{e.name}: ", b) for b in (*e.feeds.values(), *e.results.values())]
+        return "\n".join([cls.__doc__ or cls.name, *(f"{where}{b.kind} {b.name} {b}" for where, b in named)])
 
-    def named(self, kind: str) -> Names:
-        return Names((buffer.name, buffer) for buffer in self.declared if buffer.kind == kind)
+    def _named(self, kind: str) -> Names:
+        return Names((buffer.name, buffer) for buffer in self._declared if buffer.kind == kind)
 
     # Generated code overrides these three, and declares with the words below.
 
@@ -350,39 +378,41 @@ class ModelRunner:
     def pipelines(self) -> None: ...
     def bind_groups(self) -> None: ...
 
-    def add(self, kind: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, init: Any = None) -> Buffer:
-        self.declared.append(Buffer(kind, name, shape, dtype, nbytes, init))
-        return self.declared[-1]
+    def _add(self, kind: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, init: Any = None) -> Buffer:
+        self._declared.append(Buffer(kind, name, shape, dtype, nbytes, init))
+        return self._declared[-1]
 
-    parameter = functools.partialmethod(add, "parameter")
-    state = functools.partialmethod(add, "state")
+    parameter = functools.partialmethod(_add, "parameter")
+    state = functools.partialmethod(_add, "state")
 
     def constant(self, name: str, shape: Any, data: Any, dtype: str = "f32", *, nbytes: int) -> Buffer:
         values = np.frombuffer(data, DTYPES[dtype]) if isinstance(data, bytes) else np.array(data, DTYPES[dtype])
-        return self.add("constant", name, shape, dtype, nbytes=nbytes, init=values.reshape(shape))
+        return self._add("constant", name, shape, dtype, nbytes=nbytes, init=values.reshape(shape))
 
-    def input(self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int) -> Buffer:
-        self.entries[entry].feeds[name] = buffer = self.add("input", name, shape, dtype, nbytes=nbytes)
+    def input(self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, below: Any = None) -> Buffer:
+        """Every number of an array given for it must be less than `below`; a GPU buffer's are not looked at."""
+        self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=below)
         return buffer
 
     def output(self, entry: str, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: str = "f32") -> None:
-        self.entries[entry].results[name] = Buffer("output", name, shape, dtype, 4 * math.prod(shape), buffer)
+        nbytes = (math.prod(shape) * DTYPES[dtype].itemsize + 3) // 4 * 4
+        self.entries[entry].results[name] = Buffer("output", name, shape, dtype, nbytes, buffer)
 
     def advance(self, entry: str, state: Buffer, n: int | str, *, limit: int) -> None:
         """The entry adds n, or its input called n, to this state, which must not pass the limit."""
         self.entries[entry].advances.append((state, n, limit))
-        self.positions[state] = np.zeros(state.shape, np.int64)
+        self._positions[state] = np.zeros(state.shape, np.int64)
 
+    @guarded
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
-        """With nbytes, declare scratch; without, the GPU's buffer of an output, else of a state or parameter."""
+        """With nbytes, declare scratch; without, the GPU's buffer of an output, else of a state or parameter: a loan,
+        for the process ends when a buffer is destroyed that the next call uses."""
         if nbytes is not None:
-            return self.add("scratch", name, (nbytes // 4,), nbytes=nbytes)
+            return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
         found = {e.results[name].data for e in self.entries.values() if entry in (None, e.name) and name in e.results}
-        found = found or {b for b in self.declared if b.name == name and b.kind in ("state", "parameter")}
+        found = found or {b for b in self._declared if b.name == name and b.kind in ("state", "parameter")}
         if len(found) != 1:
-            raise ValueError(
-                f"buffer {name!r}: expected an output, state or parameter, and entry= where entries differ"
-            )
+            raise ValueError(f"buffer {name!r}: expected an output, state or parameter; entry= where entries differ")
         return found.pop().gpu
 
     def allocate(self, buffer: Buffer) -> Any:
@@ -410,99 +440,117 @@ class ModelRunner:
         kinds = {"uniform": "uniform", "storageread_write": "storage"}
         found = [(int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code)]
         bindings = tuple(sorted(found))
-        if bindings not in self.layouts:  # explicit, one for each signature, so that bind groups can be shared
-            stage = self.wgpu.ShaderStage.COMPUTE
-            entries = [{"binding": n, "visibility": stage, "buffer": {"type": kind}} for n, kind in bindings]
-            self.layouts[bindings] = self.device.create_bind_group_layout(entries=entries)
-        layout = self.device.create_pipeline_layout(bind_group_layouts=[self.layouts[bindings]])
-        compute = {"module": self.module(code), "constants": constants}
+        layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
+        compute = {"module": self._module(code), "constants": constants}
         pipeline = self.device.create_compute_pipeline(layout=layout, compute=compute)
-        return Pipeline(pipeline, self.layouts[bindings], bindings)
+        return Pipeline(pipeline, self._layout(bindings), bindings)
 
+    def _create_layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
+        """Explicit, one for each signature, so that bind groups can be shared."""
+        stage = self.wgpu.ShaderStage.COMPUTE
+        entries = [{"binding": n, "visibility": stage, "buffer": {"type": kind}} for n, kind in bindings]
+        return self.device.create_bind_group_layout(entries=entries)
+
+    @guarded
     def call(self, entry: str, inputs: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         """Run an entry point once; everything is checked before anything is uploaded or encoded."""
         target = self.entries[entry]
+        if isinstance(outputs, str) or not (outputs is None or np.iterable(outputs)):
+            example = f"expected a tuple of names, such as {tuple(target.results)[:1]}"
+            raise ValueError(f"outputs of {entry}: {example}, got {outputs!r}")
         wanted = {target.results[name] for name in (target.results if outputs is None else outputs)}
         results = [result for result in target.results.values() if result in wanted]
-        arrays, foreign, positions = self.prepare(target, inputs)
+        arrays, foreign, positions = self._prepare(target, inputs)
         for buffer, array in arrays.items():
             self.upload(buffer, array)
-        commands, size = self.device.create_command_encoder(label=entry), 0
-        self.record(commands, target, foreign)
-        for b in results:
-            if b.nbytes:
-                source = foreign.get(b.data, b.data.gpu)
-                commands.copy_buffer_to_buffer(source, 0, self.staging, size, b.nbytes)
-            size += b.nbytes
-        self.device.queue.submit([commands.finish()])
-        self.positions |= positions
-        data: Any = b""
+        if self._staging.map_state != "unmapped":  # a read-back was interrupted, and wgpu would abort the process
+            self._staging = self._make_staging()
+        commands, outcome = self.device.create_command_encoder(label=entry), dict[str, Any]()
+        compute_pass = commands.begin_compute_pass(label=entry)
+        getattr(self, f"encode_{entry}")(Encoder(compute_pass, foreign))
+        compute_pass.end()
+        while True:
+            size, part = 0, list[Buffer]()
+            while results and size + results[0].nbytes <= self._staging.size:
+                part.append(b := results.pop(0))
+                commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
+                size += b.nbytes
+            self.device.queue.submit([commands.finish()])
+            self._positions |= positions
+            outcome |= self._read_back(part, size)
+            if not results:
+                return outcome
+            commands = self.device.create_command_encoder(label=entry)
+
+    def _read_back(self, part: list[Buffer], size: int) -> dict[str, Any]:
+        """Outputs that were copied to the staging buffer one after the other."""
+        outcome, data = {}, memoryview(b"")
         if size:
-            self.staging.map_sync(self.wgpu.MapMode.READ, 0, size)
-            data = self.staging.read_mapped(0, size)
-            self.staging.unmap()
-        outcome = {}
-        for b in results:
-            outcome[b.name] = np.frombuffer(data[: b.nbytes], DTYPES[b.dtype]).reshape(b.shape)
-            data = data[b.nbytes :]
+            self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
+            data = self._staging.read_mapped(0, size)
+            self._staging.unmap()
+        for b in part:
+            outcome[b.name], data = b.array(data), data[b.nbytes :]
         return outcome
 
-    def prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
+    def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
-        if self.missing:
-            raise RuntimeError(f"{self.name}: load_weights or init_weights first, for {', '.join(self.missing)}")
+        if self._missing:
+            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}")
         if given.keys() != target.feeds.keys():
             raise ValueError(f"inputs of {target.name}: expected {list(target.feeds)}, got {list(given)}")
         arrays, foreign, after = dict[Buffer, Any](), dict[Buffer, Any](), dict[Buffer, Any]()
         for name, own in target.feeds.items():
             try:
-                if isinstance(given[name], self.wgpu.GPUBuffer):
-                    foreign[own] = self.in_place(target, own, given[name])
-                else:
-                    arrays[own] = to_tensor(given[name], own)
+                if not isinstance(given[name], self.wgpu.GPUBuffer):
+                    arrays[own] = array = to_tensor(given[name], own)
+                    if own.data is not None and (wrong := array[array >= own.data]).size:
+                        raise ValueError(f"expected numbers below {own.data}, got {wrong[0]}")
+                elif given[name] is not own.gpu:
+                    foreign[own] = self._in_place(target, own, given[name])
             except (TypeError, ValueError, self.wgpu.GPUError) as error:
                 raise ValueError(f"input {name!r} of {target.name}: {error}") from error
         for state, n, limit in target.advances:
-            now, step = after.get(state, self.positions[state]), n if isinstance(n, int) else arrays[target.feeds[n]]
+            now, step = after.get(state, self._positions[state]), n if isinstance(n, int) else arrays[target.feeds[n]]
             if now.max(initial=0) + step > limit:
                 problem = f"at {now.max()}, {step} more would pass its limit {limit}: reset() or set_state() it"
                 raise RuntimeError(f"{target.name}: state {state.name!r} is {problem}")
             after[state] = now + step
         return arrays, foreign, after
 
-    def in_place(self, target: Entry, own: Buffer, given: Any) -> Any:
+    def _in_place(self, target: Entry, own: Buffer, given: Any) -> Any:
         """The host program's buffer, when the entry can read it in place of its own."""
-        usage, flags = self.wgpu.BufferUsage, given.usage
-        copied = own in [result.data for result in target.results.values()]
-        if given.size < own.nbytes or not flags & usage.STORAGE or (copied and not flags & usage.COPY_SRC):
-            needed = f"{own.nbytes} bytes or more, usage STORAGE{' and COPY_SRC' if copied else ''}"
-            raise ValueError(f"expected a buffer of {needed}, got {given.size} bytes, usage {flags}")
-        bound = [(b, kind) for group in target.groups for b, (_, kind) in zip(group.buffers, group.pipeline.bindings)]
-        if any(kind == "storage" and (b is own or b.gpu is given) for b, kind in bound):
-            raise ValueError("expected a buffer that the entry does not write, or an array")
-        if own.name in [n for _, n, _ in target.advances]:
-            raise ValueError("expected an array, for the runner must know this number")
-        for group in target.groups:
-            group.using({own: given})  # wgpu refuses another device's buffer
+        usage, copied = self.wgpu.BufferUsage, own in [result.data for result in target.results.values()]
+        size = max(4, own.nbytes)
+        rules = {
+            f"at least {size} bytes": given.size >= size,
+            "usage STORAGE": given.usage & usage.STORAGE,
+            "usage COPY_SRC, as it is an output too": given.usage & usage.COPY_SRC or not copied,
+            "that it is not mapped": given.map_state == "unmapped",
+            "that the entry does not write it": not {own, given} & {x for b in target.written for x in (b, b.gpu)},
+            "an array, for the runner must know the number": own.name not in [n for _, n, _ in target.advances],
+        }
+        if broken := [rule for rule, kept in rules.items() if not kept]:
+            got = f"a buffer of {given.size} bytes, usage {given.usage}, {given.map_state}"
+            raise ValueError(f"expected {', '.join(broken)}; got {got}")
+        # Binding it anew is all that tells a destroyed buffer: once submitted, it would end the process.
+        layout, some = self._layout(((0, "read-only-storage"),)), {"buffer": given, "offset": 0, "size": 4}
+        self.device.create_bind_group(layout=layout, entries=[{"binding": 0, "resource": some}])
+        for group in {group for _, group, *_ in target.work if own in group.buffers}:
+            group.using({own: given})
         return given
 
-    def record(self, commands: Any, target: Entry, foreign: Mapping[Buffer, Any], timestamps: Any = None) -> None:
-        """Append one run of the entry, a single compute pass, to the commands."""
-        compute_pass = commands.begin_compute_pass(label=target.name, timestamp_writes=timestamps)
-        self.encode(target, Encoder(compute_pass, foreign))
-        compute_pass.end()
-
-    def encode(self, target: Entry, encoder: Any) -> None:
-        getattr(self, f"encode_{target.name}")(encoder)
-
     def upload(self, buffer: Buffer, array: Any) -> None:
+        if odd := array.nbytes % 4:  # an f16 is left over
+            array = np.pad(array.ravel(), (0, odd // array.itemsize))
         if array.nbytes:
             self.device.queue.write_buffer(buffer.gpu, 0, array)
 
+    @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
         """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing."""
         given = source if isinstance(source, Mapping) else read_safetensors(source)
-        buffers, arrays = self.named("parameter"), {}
+        buffers, arrays = self._named("parameter"), {}
         problems = [f"{name}: not a parameter of this model" for name in given if strict and name not in buffers]
         for name, b in buffers.items():
             try:
@@ -516,31 +564,35 @@ class ModelRunner:
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
-        self.missing = []
+        self._missing = []
 
+    @guarded
     def init_weights(self, seed: int = 0, default: Any = None) -> None:
         """Starting values, which depend on seed and name only: NumPy's PCG64, seeded with [seed, *name in UTF-8]."""
-        buffers = self.named("parameter").values()
+        buffers = self._named("parameter").values()
         if without := [b.name for b in buffers if (b.data or default) is None]:
             raise RuntimeError(f"{self.name}: parameters without init: {', '.join(without)}")
         for b in buffers:
             rng, init = np.random.default_rng([seed, *b.name.encode()]), b.data or default
             kind, scale = (init, 0) if isinstance(init, str) else init
             drawn = rng.random(b.shape, "f4") * 2 - 1 if kind == "uniform" else rng.standard_normal(b.shape, "f4")
-            self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
-        self.missing = []
+            with np.errstate(over="ignore"):
+                self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
+        self._missing = []
 
+    @guarded
     def get_state(self, name: str) -> Any:
-        b = self.named("state")[name]
-        data = self.device.queue.read_buffer(b.gpu, 0, b.nbytes) if b.nbytes else b""
-        return np.frombuffer(data, DTYPES[b.dtype]).reshape(b.shape)
+        b = self._named("state")[name]
+        return b.array(self.device.queue.read_buffer(b.gpu, 0, b.nbytes) if math.prod(b.shape) else b"")
 
+    @guarded
     def set_state(self, name: str, value: Any) -> None:
-        b = self.named("state")[name]
+        b = self._named("state")[name]
         array = to_tensor(value, b)
         self.upload(b, array)
-        self.positions |= {b: array.astype(np.int64)} if b in self.positions else {}
+        self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
 
+    @guarded
     def reset(self) -> None:
         """Zero every state."""
         for name, (shape, dtype) in self.states.items():
@@ -548,10 +600,12 @@ class ModelRunner:
 
     def close(self, *error: object) -> None:
         """Free the buffers, and the device unless it is the host program's."""
-        for gpu in (self.staging, *(buffer.gpu for buffer in self.declared)):
-            gpu.destroy()
-        if self.own_device:
-            self.device.destroy()
+        with self._lock:
+            for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
+                gpu.destroy()
+            if self._own_device:
+                self.device.destroy()
+            self.closed = True
 
     __exit__ = close
 
@@ -562,77 +616,69 @@ class ModelRunner:
 # Where the time goes: --bench times whole runs, --profile each dispatch.
 
 
-class Stopwatch:
-    """Takes the place of a runner's `record`: timestamps around the run, or around each dispatch in a pass of its own."""
-
-    def __init__(self, runner: Any, each: bool) -> None:
-        self.runner, self.each, self.record_run, usage = runner, each, runner.record, runner.wgpu.BufferUsage
-        self.queries = runner.device.create_query_set(type="timestamp", count=4096)
-        self.ticks = runner.device.create_buffer(size=8 * 4096, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
-        self.names = {group: name[2:] for name, group in vars(runner).items() if isinstance(group, BindGroup)}
-        runner.record = self.record
-
-    def record(self, commands: Any, target: Entry, foreign: Mapping[Any, Any]) -> None:
-        self.commands, self.foreign, self.passes = commands, foreign, ["run"][self.each :]
-        if self.each:
-            self.runner.encode(target, self)
-        else:
-            self.record_run(commands, target, foreign, self.stamps(0))
-        commands.resolve_query_set(self.queries, 0, 2 * len(self.passes), self.ticks, 0)
-
-    def dispatch(self, pipeline: Pipeline, group: BindGroup, *grid: int) -> None:
-        compute_pass = self.commands.begin_compute_pass(timestamp_writes=self.stamps(len(self.passes)))
-        Encoder(compute_pass, self.foreign).dispatch(pipeline, group, *grid)
-        compute_pass.end()
-        self.passes.append(self.names[group])
-
-    def stamps(self, index: int) -> dict[str, Any]:
-        ends = {"beginning_of_pass_write_index": 2 * index, "end_of_pass_write_index": 2 * index + 1}
-        return {"query_set": self.queries, **ends}
-
-    def read(self) -> Any:
-        data = self.runner.device.queue.read_buffer(self.ticks, 0, 16 * len(self.passes))
-        return np.frombuffer(data, np.int64).reshape(-1, 2)
-
-
 def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: int, each: bool) -> None:
     """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down."""
     runner.call(entry, inputs, ())
-    target, watch = runner.entries[entry], Stopwatch(runner, each) if runner.has("timestamp-query") else None
+    target, device, usage = runner.entries[entry], runner.device, runner.wgpu.BufferUsage
     numbers = [n for _, n, _ in target.advances]
     resident = {name: inputs[name] if name in numbers else b.gpu for name, b in target.feeds.items()}
+    passes: list[tuple[str, Any]] = [("run", getattr(runner, f"encode_{entry}"))]
+    if each and target.work:
+        names = {group: name[2:] for name, group in vars(runner).items() if isinstance(group, BindGroup)}
+        passes = [(names[work[1]], lambda encoder, work=work: encoder.dispatch(*work)) for work in target.work]
+        del passes[2048:]  # a query set holds no more
+    stamped, slot = runner.has("timestamp-query"), -(-16 * len(passes) // 256) * 256
+    kept = max(1, min(count, 2**27 // slot))  # runs whose ticks there is room for: the last ones
+    if stamped:
+        queries = device.create_query_set(type="timestamp", count=2 * len(passes))
+        ticks = device.create_buffer(size=kept * slot, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
 
     def run(times: int) -> float:
+        """Wall seconds of so many runs in a row, with one wait for the GPU at their end."""
         start = time.perf_counter()
-        for _ in range(times):
+        for number in range(times):
             try:
-                runner.call(entry, resident, ())
+                *_, positions = runner._prepare(target, resident)
             except RuntimeError:  # a state is at its limit
                 runner.reset()
-                runner.call(entry, resident, ())
-        runner.device.queue.read_buffer(runner.declared[0].gpu, 0, 4)  # waits for the GPU: wgpu's own wait is broken
+                *_, positions = runner._prepare(target, resident)
+            commands = device.create_command_encoder()
+            for i, (_, encode) in enumerate(passes):
+                ends = {"beginning_of_pass_write_index": 2 * i, "end_of_pass_write_index": 2 * i + 1}
+                stamps = {"query_set": queries, **ends} if stamped else None
+                compute_pass = commands.begin_compute_pass(timestamp_writes=stamps)
+                encode(Encoder(compute_pass, {}))
+                compute_pass.end()
+            if stamped:
+                commands.resolve_query_set(queries, 0, 2 * len(passes), ticks, number % kept * slot)
+            device.queue.submit([commands.finish()])
+            runner._positions |= positions
+        device.queue.read_buffer(ticks if stamped else runner._declared[0].gpu, 0, 4)
         return time.perf_counter() - start
 
-    marks = [(run(1), time.perf_counter_ns(), watch.read()[-1, 1] if watch else 0)]
-    while marks[-1][1] - marks[0][1] < 1e9:
-        run(int(0.02 / marks[0][0]))
-        marks.append((run(1), time.perf_counter_ns(), watch.read()[-1, 1] if watch else 0))
-    walls, ticks = [], []
-    for _ in range(count):
-        walls.append(1e3 * run(1))
-        ticks.append(np.diff(watch.read())[:, 0] if watch else [])
-    print(f"{runner.name} {entry}, {count} runs on {runner.device.adapter.summary}: median and least ms")
-    print(f"{np.median(walls):10.3f} {min(walls):10.3f}  wall, with encoding and waiting")
-    if not watch:
+    def read() -> Any:
+        """The ticks at the begin and the end of each pass, by run."""
+        data = np.frombuffer(device.queue.read_buffer(ticks), np.int64).reshape(kept, -1)
+        return data[:, : 2 * len(passes)].reshape(kept, -1, 2)
+
+    run(1)
+    first, began = read().max() if stamped else 0, time.perf_counter()
+    while time.perf_counter() - began < 1:
+        run(1 + int(0.02 / run(1)))
+    wall = 1e3 * run(count) / count
+    lasted = time.perf_counter() - began
+    print(f"{runner.name} {entry}, ms a run on {device.adapter.summary}")
+    print(f"{wall:10.3f}  wall, {count} runs in a row, with encoding and one wait")
+    if not stamped:
         print("GPU time is not known: this device has no timestamp-query")
         return
-    # wgpu does not tell how long a tick is: the host's clock does, and most GPUs tick once in a nanosecond.
-    period = (marks[-1][1] - marks[0][1]) / max(1, marks[-1][2] - marks[0][2])
-    gpu = np.array(ticks) * (1 if 0.98 < period < 1.02 else period) / 1e6
-    print(f"{np.median(gpu.sum(1)):10.3f} {gpu.sum(1).min():10.3f}  GPU")
-    rows = sorted(zip(np.median(gpu, 0), gpu.min(0), watch.passes), reverse=True) if each else []
-    for median, least, name in rows:
-        print(f"{median:10.3f} {least:10.3f}  {100 * median / max(1e-9, np.median(gpu, 0).sum()):5.1f} %  {name}")
+    # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
+    tick = 1e3 * lasted / max(1, read().max() - first)
+    gpu = np.diff(read())[..., 0] * (1e-6 if 0.98e-6 < tick < 1.02e-6 else tick)
+    medians = np.median(gpu, 0)
+    print(f"{np.median(gpu.sum(1)):10.3f} {gpu.sum(1).min():10.3f}  GPU, median and least")
+    for median, least, (name, _) in sorted(zip(medians, gpu.min(0), passes), reverse=True) if each else ():
+        print(f"{median:10.3f} {least:10.3f}  {100 * median / max(1e-9, medians.sum()):5.1f} %  {name}")
 
 
 # The runner as a script: `python runner.py --help`.
@@ -642,11 +688,9 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
     """Exit code 0: done, 1: failed, with one message, 2: wrong usage."""
     declared = model.__new__(model).declare()
     parser = argparse.ArgumentParser(description=model.__doc__)
-    parser.add_argument("--list", action="store_true", help="show inputs, outputs, parameters and states; needs no GPU")
-    parser.add_argument(
-        "--doctor", action="store_true", help="show what this machine offers beside what the model needs"
-    )
-    parser.add_argument("--entry", choices=list(declared.entries), default=declared.only, help="what to run")
+    parser.add_argument("--list", action="store_true", help="show inputs, outputs, parameters, states; needs no GPU")
+    parser.add_argument("--doctor", action="store_true", help="compare this machine with what the model needs")
+    parser.add_argument("--entry", choices=list(declared.entries), default=declared._only, help="what to run")
     parser.add_argument("--weights", metavar="W.safetensors")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="repeatable")
     parser.add_argument("--output", metavar="OUT.npz")
@@ -654,58 +698,84 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
     parser.add_argument("--profile", action="store_true", help="time each dispatch on the GPU")
     parser.add_argument("--adapter", metavar="NAME", help="a part of the adapter's name")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs and weights")
-    args = parser.parse_args(arguments)
-    if not (args.list or args.doctor):
-        timed = args.bench or args.profile
-        if not args.entry:
-            parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
-        if args.bench < 0 or any("=" not in text for text in args.input):
-            parser.error("--bench takes a positive number, --input NAME=FILE.npy")
-        if declared.parameters and not (args.weights or timed):
-            parser.error("--weights is needed")
     try:
-        code = (
-            print(model.describe()) if args.list else doctor(model, args.adapter) if args.doctor else run(model, args)
-        )
+        args = parser.parse_args(arguments)
+        if not args.entry and not (args.list or args.doctor):
+            parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
+        if args.bench < 0 or any("=" not in text for text in args.input) or args.output == "":
+            parser.error("--bench takes a positive number, --input NAME=FILE.npy, --output a file")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        if args.list:
+            print(model.describe())
+        elif args.doctor:
+            sys.exit(doctor(model, args.adapter))
+        else:
+            run_script(model, args)
+        print(end="", flush=True)
     except Exception as error:
-        known = (OSError, ValueError, RuntimeError, ImportError, EOFError, MemoryError)
-        if not isinstance(error, known) and not type(error).__module__.startswith("wgpu"):
+        if isinstance(error, (ArithmeticError, AttributeError, LookupError, NameError, TypeError)):
             raise  # a defect of the runner, not of what it was given
-        sys.exit(f"{parser.prog}: {error}")
-    sys.exit(code)
+        sys.exit(1 if isinstance(error, BrokenPipeError) else f"{parser.prog}: {error}")
+    finally:
+        drop_unwritten()
 
 
-def run(model: type[ModelRunner], args: argparse.Namespace) -> None:
+def drop_unwritten() -> None:
+    """What stdout does not take is dropped, or Python would complain as it ends."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
+    target = args.output and output_file(args.output)
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
-    for name, path in inputs.items():
-        with open(path, "rb") as file:
-            inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
+    inputs = {name: read_npy(path) for name, path in inputs.items()}
+    timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
         if args.weights:
             runner.load_weights(args.weights)
-        elif runner.parameters:
-            print(f"weights: random, seed {args.seed}")
+        elif timed and runner.parameters:
+            print(f"random weights, seed {args.seed}")
             runner.init_weights(args.seed, ("normal", 0.02))
-        if args.bench or args.profile:
-            rng = np.random.default_rng(args.seed)
+        if timed:
             for name, (shape, dtype) in runner.entries[args.entry].inputs.items():
-                drawn = rng.standard_normal(shape) if dtype == "f32" else np.zeros(shape, int)
-                if inputs.setdefault(name, drawn) is drawn:
-                    print(f"input {name}: {'random, seed' if dtype == 'f32' else 'zeros, not'} {args.seed}")
+                if name not in inputs:
+                    print(f"input {name}: {f'random, seed {args.seed}' if dtype == 'f32' else 'zeros'}")
+                    inputs[name] = rng.standard_normal(shape) if dtype == "f32" else np.zeros(shape, int)
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)
+    if target:
+        save_npz(target, outputs)
     for name, array in outputs.items():
-        print(
-            f"{name}: {array.dtype}{list(array.shape)}"
-            + f", {array.min()} to {array.max()}, mean {array.mean()}" * bool(array.size)
-        )
-    if args.output:
-        save_npz(args.output, outputs)
+        values = f", {array.min()} to {array.max()}, mean {array.mean()}" if array.size else ""
+        print(f"{name}: {array.dtype}{list(array.shape)}{values}")
+
+
+def read_npy(path: str) -> Any:
+    """The array in a file that is not trusted."""
+    with open(path, "rb") as file:
+        try:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as error:
+            raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
+
+
+def output_file(path: str) -> str:
+    """Where links lead to, refused before the run when no file can be put there."""
+    target = os.path.realpath(path)
+    if path.endswith(("/", os.sep)) or (os.path.lexists(target) and not os.path.isfile(target)):
+        raise ValueError(f"--output {path}: expected a file, got a folder, a device or a pipe")
+    if not os.path.isdir(os.path.dirname(target)):
+        raise ValueError(f"--output {path}: there is no such folder")
+    return target
 
 
 def save_npz(path: str, arrays: dict[str, Any]) -> None:
-    """As np.savez does, but for any name, and all or nothing."""
+    """As np.savez, but for any name, and all or nothing."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with zipfile.ZipFile(temporary, "w") as file:
@@ -721,8 +791,8 @@ def save_npz(path: str, arrays: dict[str, Any]) -> None:
 # ==== Shaders ====
 
 MATMUL_ADD_RELU_ADD = """\
-// C = A B: 32 x 32 elements of C a workgroup, 4 x 4 a thread
-@group(0) @binding(0) var<storage, read> a: array<f32>;
+// C = A B: 32 x 32 elements of C a workgroup, 4 x 4 a thread, summed in registers
+@group(0) @binding(0) var<storage, read> a: array<vec2<f32>>;
 @group(0) @binding(1) var<storage, read> b: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> d0: array<f32>;
 @group(0) @binding(3) var<storage, read> d1: array<f32>;
@@ -739,34 +809,27 @@ fn finish(batch: u32, row: u32, col: u32, sum: f32) -> f32 {
     return v1 + d1[batch * M * N + row * N + col];
 }
 
-// Tiles of A and B for 16 terms. A vec4 holds one term of four neighbouring rows (columns) of C.
-var<workgroup> tile_a: array<vec4<f32>, 144>;
-var<workgroup> tile_b: array<vec4<f32>, 128>;
-// The threads are 2 slices: each computes the whole tile of C over its own 8 terms of a step.
-var<workgroup> partial: array<vec4<f32>, 256>;
+// Tiles of A and B for 16 terms of the sums: a vec4 holds one term of four neighbouring rows (columns) of C.
+var<workgroup> tile: array<vec4<f32>, 256>;
+const TILE_B = 128u; // where the tile of B starts
 
-// Loads past the last row or column repeat the last one: those sums are not stored.
-fn load_a(start: u32, row: u32, k: u32) -> vec4<f32> {
-    if (k >= K) {
-        return vec4<f32>(); // adds 0 to the sums
-    }
-    let at = start + k;
-    return vec4<f32>(
-        a[at + min(row, M - 1) * K],
-        a[at + min(row + 1, M - 1) * K],
-        a[at + min(row + 2, M - 1) * K],
-        a[at + min(row + 3, M - 1) * K],
-    );
+// 2 terms from k of four neighbouring rows, which start at `at`: a vec4 for each term
+fn load_a(at: vec4<u32>, k: u32) -> mat2x4<f32> {
+    let i = (at + min(k, K - 2)) / 2;
+    return transpose(mat4x2<f32>(a[i.x], a[i.y], a[i.z], a[i.w]));
 }
 
-fn load_b(start: u32, col: u32, k: u32) -> vec4<f32> {
-    if (k >= K) {
-        return vec4<f32>(); // adds 0 to the sums
-    }
-    return b[(start + k * N + min(col, N - 4)) / 4];
+// term k of four neighbouring columns, the first one at `at`
+fn load_b(at: u32, k: u32) -> vec4<f32> {
+    return b[(at + min(k, K - 1) * N) / 4];
 }
 
-fn store(batch: u32, row: u32, col: u32, sums: vec4<f32>) {
+// the products of four elements of A with four of B
+fn outer(a: vec4<f32>, b: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(a.x * b, a.y * b, a.z * b, a.w * b);
+}
+
+fn store_row(batch: u32, row: u32, col: u32, sums: vec4<f32>) {
     if (row >= M) {
         return;
     }
@@ -785,7 +848,14 @@ fn store(batch: u32, row: u32, col: u32, sums: vec4<f32>) {
     }
 }
 
-@compute @workgroup_size(128)
+fn store(batch: u32, row: u32, col: u32, sums: mat4x4<f32>) {
+    store_row(batch, row, col, sums[0]);
+    store_row(batch, row + 1, col, sums[1]);
+    store_row(batch, row + 2, col, sums[2]);
+    store_row(batch, row + 3, col, sums[3]);
+}
+
+@compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) wid: vec3<u32>,
     @builtin(num_workgroups) nwg: vec3<u32>,
@@ -800,76 +870,50 @@ fn main(
     let batch = group / (tiles_m * tiles_n);
     let first_row = group / tiles_n % tiles_m * 32;
     let first_col = group % tiles_n * 32;
-
-    // What this thread moves from A and B to the tiles: neighbouring threads read neighbouring addresses.
     let matrix_a = batch;
     let matrix_b = batch;
-    let start_a = matrix_a * (M * K);
-    let start_b = matrix_b * (K * N);
-    let k_a = lid % 16;
-    let i_a = lid / 16;
-    let put_a = k_a * 9 + i_a;
-    let k_b = lid / 8;
-    let i_b = lid % 8;
-    let put_b = k_b * 8 + i_b;
-    let row = first_row + i_a * 4;
-    let col = first_col + i_b * 4;
-    var next_a0 = load_a(start_a, row, k_a);
-    var next_b0 = load_b(start_b, col, k_b);
 
-    // What it computes: rows 1 x 4 from y * 4, columns 1 x 4 from x * 4.
-    let slice = lid / 64;
-    let thread = lid % 64;
-    let x = thread % 8;
-    let y = thread / 8;
-    var sum0_0 = vec4<f32>();
-    var sum1_0 = vec4<f32>();
-    var sum2_0 = vec4<f32>();
-    var sum3_0 = vec4<f32>();
+    // What this thread moves to the tiles: neighbouring threads read neighbouring addresses.
+    // Past the last row or column it reads the last one again, for sums that are not stored.
+    // The xor (^) spreads what they store over the banks of the workgroup's memory.
+    let k_a = lid % 8 * 2;
+    let i_a0 = lid / 8;
+    let row_a0 = first_row + i_a0 * 4 + vec4(0, 1, 2, 3);
+    let at_a0 = (matrix_a * M + min(row_a0, vec4(M - 1))) * K;
+    let to_a0 = k_a * 8 + (i_a0 ^ (k_a / 2 % 8));
+    let k_b = lid / 8;
+    let col_b = first_col + lid % 8 * 4;
+    let at_b = matrix_b * (K * N) + min(col_b, N - 4);
+    let to_b = TILE_B + lid;
+    var next_a0 = load_a(at_a0, k_a);
+    var next_b0 = load_b(at_b, k_b);
+    var next_b1 = load_b(at_b, k_b + 8);
+
+    // What it computes: blocks of 4 x 4.
+    let x = lid % 8;
+    let y = lid / 8;
+    var sum00 = mat4x4<f32>();
     for (var k0 = 0u; k0 < K; k0 += 16) {
         workgroupBarrier(); // all have read the last tiles
-        tile_a[put_a] = next_a0;
-        tile_b[put_b] = next_b0;
+        // Past the last term the tiles hold 0, whatever was loaded.
+        tile[to_a0] = select(vec4<f32>(), next_a0[0], k0 + k_a < K);
+        tile[to_a0 + 8] = select(vec4<f32>(), next_a0[1], k0 + k_a + 1 < K);
+        tile[to_b] = select(vec4<f32>(), next_b0, k0 + k_b < K);
+        tile[to_b + 64] = select(vec4<f32>(), next_b1, k0 + k_b + 8 < K);
         workgroupBarrier();
+        // Meanwhile load the next tiles. The last time this loads the last ones again: a branch would make it wait.
         let ahead = k0 + 16;
-        if (ahead < K) {
-            next_a0 = load_a(start_a, row, ahead + k_a);
-            next_b0 = load_b(start_b, col, ahead + k_b);
-        }
-        for (var k = slice * 8; k < slice * 8 + 8; k++) {
-            let a0 = tile_a[k * 9 + y];
-            let b0 = tile_b[k * 8 + x];
-            sum0_0 += a0.x * b0;
-            sum1_0 += a0.y * b0;
-            sum2_0 += a0.z * b0;
-            sum3_0 += a0.w * b0;
+        next_a0 = load_a(at_a0, ahead + k_a);
+        next_b0 = load_b(at_b, ahead + k_b);
+        next_b1 = load_b(at_b, ahead + k_b + 8);
+        for (var k = 0u; k < 16; k++) {
+            sum00 += outer(tile[k * 8 + (y ^ (k / 2 % 8))], tile[TILE_B + k * 8 + x]);
         }
     }
 
-    // the slices from 1 on hand their sums to the others
-    if (slice >= 1) {
-        partial[lid % 64 + 0] = sum0_0;
-        partial[lid % 64 + 64] = sum1_0;
-        partial[lid % 64 + 128] = sum2_0;
-        partial[lid % 64 + 192] = sum3_0;
-    }
-    workgroupBarrier();
-    if (slice < 1) {
-        sum0_0 += partial[lid + 0];
-        sum1_0 += partial[lid + 64];
-        sum2_0 += partial[lid + 128];
-        sum3_0 += partial[lid + 192];
-    }
-    if (slice > 0) {
-        return;
-    }
-
-    let out_row = first_row + y * 4;
-    let out_col = first_col + x * 4;
-    store(batch, out_row + 0, out_col + 0, sum0_0);
-    store(batch, out_row + 1, out_col + 0, sum1_0);
-    store(batch, out_row + 2, out_col + 0, sum2_0);
-    store(batch, out_row + 3, out_col + 0, sum3_0);
+    let row = first_row + y * 4;
+    let col = first_col + x * 4;
+    store(batch, row, col, sum00);
 }
 
 // max(x, 0) that lets a NaN through: 0 for the bit patterns from the smallest negative number to -inf. The builtin max swallows
@@ -880,8 +924,8 @@ fn relu_f32(x: f32) -> f32 {
 """
 
 MATMUL = """\
-// C = A B: 32 x 32 elements of C a workgroup, 4 x 4 a thread
-@group(0) @binding(0) var<storage, read> a: array<f32>;
+// C = A B: 32 x 32 elements of C a workgroup, 4 x 4 a thread, summed in registers
+@group(0) @binding(0) var<storage, read> a: array<vec2<f32>>;
 @group(0) @binding(1) var<storage, read> b: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 
@@ -890,34 +934,27 @@ override N: u32; // columns of C
 override K: u32; // terms of each sum
 override GROUPS: u32; // workgroups with work: a folded grid has a few more
 
-// Tiles of A and B for 16 terms. A vec4 holds one term of four neighbouring rows (columns) of C.
-var<workgroup> tile_a: array<vec4<f32>, 144>;
-var<workgroup> tile_b: array<vec4<f32>, 128>;
-// The threads are 2 slices: each computes the whole tile of C over its own 8 terms of a step.
-var<workgroup> partial: array<vec4<f32>, 256>;
+// Tiles of A and B for 16 terms of the sums: a vec4 holds one term of four neighbouring rows (columns) of C.
+var<workgroup> tile: array<vec4<f32>, 256>;
+const TILE_B = 128u; // where the tile of B starts
 
-// Loads past the last row or column repeat the last one: those sums are not stored.
-fn load_a(start: u32, row: u32, k: u32) -> vec4<f32> {
-    if (k >= K) {
-        return vec4<f32>(); // adds 0 to the sums
-    }
-    let at = start + k;
-    return vec4<f32>(
-        a[at + min(row, M - 1) * K],
-        a[at + min(row + 1, M - 1) * K],
-        a[at + min(row + 2, M - 1) * K],
-        a[at + min(row + 3, M - 1) * K],
-    );
+// 2 terms from k of four neighbouring rows, which start at `at`: a vec4 for each term
+fn load_a(at: vec4<u32>, k: u32) -> mat2x4<f32> {
+    let i = (at + min(k, K - 2)) / 2;
+    return transpose(mat4x2<f32>(a[i.x], a[i.y], a[i.z], a[i.w]));
 }
 
-fn load_b(start: u32, col: u32, k: u32) -> vec4<f32> {
-    if (k >= K) {
-        return vec4<f32>(); // adds 0 to the sums
-    }
-    return b[(start + k * N + min(col, N - 4)) / 4];
+// term k of four neighbouring columns, the first one at `at`
+fn load_b(at: u32, k: u32) -> vec4<f32> {
+    return b[(at + min(k, K - 1) * N) / 4];
 }
 
-fn store(batch: u32, row: u32, col: u32, sums: vec4<f32>) {
+// the products of four elements of A with four of B
+fn outer(a: vec4<f32>, b: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(a.x * b, a.y * b, a.z * b, a.w * b);
+}
+
+fn store_row(batch: u32, row: u32, col: u32, sums: vec4<f32>) {
     if (row >= M) {
         return;
     }
@@ -936,7 +973,14 @@ fn store(batch: u32, row: u32, col: u32, sums: vec4<f32>) {
     }
 }
 
-@compute @workgroup_size(128)
+fn store(batch: u32, row: u32, col: u32, sums: mat4x4<f32>) {
+    store_row(batch, row, col, sums[0]);
+    store_row(batch, row + 1, col, sums[1]);
+    store_row(batch, row + 2, col, sums[2]);
+    store_row(batch, row + 3, col, sums[3]);
+}
+
+@compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) wid: vec3<u32>,
     @builtin(num_workgroups) nwg: vec3<u32>,
@@ -951,76 +995,50 @@ fn main(
     let batch = group / (tiles_m * tiles_n);
     let first_row = group / tiles_n % tiles_m * 32;
     let first_col = group % tiles_n * 32;
-
-    // What this thread moves from A and B to the tiles: neighbouring threads read neighbouring addresses.
     let matrix_a = batch;
     let matrix_b = 0u;
-    let start_a = matrix_a * (M * K);
-    let start_b = matrix_b * (K * N);
-    let k_a = lid % 16;
-    let i_a = lid / 16;
-    let put_a = k_a * 9 + i_a;
-    let k_b = lid / 8;
-    let i_b = lid % 8;
-    let put_b = k_b * 8 + i_b;
-    let row = first_row + i_a * 4;
-    let col = first_col + i_b * 4;
-    var next_a0 = load_a(start_a, row, k_a);
-    var next_b0 = load_b(start_b, col, k_b);
 
-    // What it computes: rows 1 x 4 from y * 4, columns 1 x 4 from x * 4.
-    let slice = lid / 64;
-    let thread = lid % 64;
-    let x = thread % 8;
-    let y = thread / 8;
-    var sum0_0 = vec4<f32>();
-    var sum1_0 = vec4<f32>();
-    var sum2_0 = vec4<f32>();
-    var sum3_0 = vec4<f32>();
+    // What this thread moves to the tiles: neighbouring threads read neighbouring addresses.
+    // Past the last row or column it reads the last one again, for sums that are not stored.
+    // The xor (^) spreads what they store over the banks of the workgroup's memory.
+    let k_a = lid % 8 * 2;
+    let i_a0 = lid / 8;
+    let row_a0 = first_row + i_a0 * 4 + vec4(0, 1, 2, 3);
+    let at_a0 = (matrix_a * M + min(row_a0, vec4(M - 1))) * K;
+    let to_a0 = k_a * 8 + (i_a0 ^ (k_a / 2 % 8));
+    let k_b = lid / 8;
+    let col_b = first_col + lid % 8 * 4;
+    let at_b = matrix_b * (K * N) + min(col_b, N - 4);
+    let to_b = TILE_B + lid;
+    var next_a0 = load_a(at_a0, k_a);
+    var next_b0 = load_b(at_b, k_b);
+    var next_b1 = load_b(at_b, k_b + 8);
+
+    // What it computes: blocks of 4 x 4.
+    let x = lid % 8;
+    let y = lid / 8;
+    var sum00 = mat4x4<f32>();
     for (var k0 = 0u; k0 < K; k0 += 16) {
         workgroupBarrier(); // all have read the last tiles
-        tile_a[put_a] = next_a0;
-        tile_b[put_b] = next_b0;
+        // Past the last term the tiles hold 0, whatever was loaded.
+        tile[to_a0] = select(vec4<f32>(), next_a0[0], k0 + k_a < K);
+        tile[to_a0 + 8] = select(vec4<f32>(), next_a0[1], k0 + k_a + 1 < K);
+        tile[to_b] = select(vec4<f32>(), next_b0, k0 + k_b < K);
+        tile[to_b + 64] = select(vec4<f32>(), next_b1, k0 + k_b + 8 < K);
         workgroupBarrier();
+        // Meanwhile load the next tiles. The last time this loads the last ones again: a branch would make it wait.
         let ahead = k0 + 16;
-        if (ahead < K) {
-            next_a0 = load_a(start_a, row, ahead + k_a);
-            next_b0 = load_b(start_b, col, ahead + k_b);
-        }
-        for (var k = slice * 8; k < slice * 8 + 8; k++) {
-            let a0 = tile_a[k * 9 + y];
-            let b0 = tile_b[k * 8 + x];
-            sum0_0 += a0.x * b0;
-            sum1_0 += a0.y * b0;
-            sum2_0 += a0.z * b0;
-            sum3_0 += a0.w * b0;
+        next_a0 = load_a(at_a0, ahead + k_a);
+        next_b0 = load_b(at_b, ahead + k_b);
+        next_b1 = load_b(at_b, ahead + k_b + 8);
+        for (var k = 0u; k < 16; k++) {
+            sum00 += outer(tile[k * 8 + (y ^ (k / 2 % 8))], tile[TILE_B + k * 8 + x]);
         }
     }
 
-    // the slices from 1 on hand their sums to the others
-    if (slice >= 1) {
-        partial[lid % 64 + 0] = sum0_0;
-        partial[lid % 64 + 64] = sum1_0;
-        partial[lid % 64 + 128] = sum2_0;
-        partial[lid % 64 + 192] = sum3_0;
-    }
-    workgroupBarrier();
-    if (slice < 1) {
-        sum0_0 += partial[lid + 0];
-        sum1_0 += partial[lid + 64];
-        sum2_0 += partial[lid + 128];
-        sum3_0 += partial[lid + 192];
-    }
-    if (slice > 0) {
-        return;
-    }
-
-    let out_row = first_row + y * 4;
-    let out_col = first_col + x * 4;
-    store(batch, out_row + 0, out_col + 0, sum0_0);
-    store(batch, out_row + 1, out_col + 0, sum1_0);
-    store(batch, out_row + 2, out_col + 0, sum2_0);
-    store(batch, out_row + 3, out_col + 0, sum3_0);
+    let row = first_row + y * 4;
+    let col = first_col + x * 4;
+    store(batch, row, col, sum00);
 }
 """
 

@@ -1,6 +1,7 @@
 """The runner as a script: `python runner.py --help`."""
 
 import argparse
+import io
 import os
 import sys
 import zipfile
@@ -17,11 +18,9 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
     """Exit code 0: done, 1: failed, with one message, 2: wrong usage."""
     declared = model.__new__(model).declare()
     parser = argparse.ArgumentParser(description=model.__doc__)
-    parser.add_argument("--list", action="store_true", help="show inputs, outputs, parameters and states; needs no GPU")
-    parser.add_argument(
-        "--doctor", action="store_true", help="show what this machine offers beside what the model needs"
-    )
-    parser.add_argument("--entry", choices=list(declared.entries), default=declared.only, help="what to run")
+    parser.add_argument("--list", action="store_true", help="show inputs, outputs, parameters, states; needs no GPU")
+    parser.add_argument("--doctor", action="store_true", help="compare this machine with what the model needs")
+    parser.add_argument("--entry", choices=list(declared.entries), default=declared._only, help="what to run")
     parser.add_argument("--weights", metavar="W.safetensors")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="repeatable")
     parser.add_argument("--output", metavar="OUT.npz")
@@ -29,58 +28,84 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
     parser.add_argument("--profile", action="store_true", help="time each dispatch on the GPU")
     parser.add_argument("--adapter", metavar="NAME", help="a part of the adapter's name")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs and weights")
-    args = parser.parse_args(arguments)
-    if not (args.list or args.doctor):
-        timed = args.bench or args.profile
-        if not args.entry:
-            parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
-        if args.bench < 0 or any("=" not in text for text in args.input):
-            parser.error("--bench takes a positive number, --input NAME=FILE.npy")
-        if declared.parameters and not (args.weights or timed):
-            parser.error("--weights is needed")
     try:
-        code = (
-            print(model.describe()) if args.list else doctor(model, args.adapter) if args.doctor else run(model, args)
-        )
+        args = parser.parse_args(arguments)
+        if not args.entry and not (args.list or args.doctor):
+            parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
+        if args.bench < 0 or any("=" not in text for text in args.input) or args.output == "":
+            parser.error("--bench takes a positive number, --input NAME=FILE.npy, --output a file")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        if args.list:
+            print(model.describe())
+        elif args.doctor:
+            sys.exit(doctor(model, args.adapter))
+        else:
+            run_script(model, args)
+        print(end="", flush=True)
     except Exception as error:
-        known = (OSError, ValueError, RuntimeError, ImportError, EOFError, MemoryError)
-        if not isinstance(error, known) and not type(error).__module__.startswith("wgpu"):
+        if isinstance(error, (ArithmeticError, AttributeError, LookupError, NameError, TypeError)):
             raise  # a defect of the runner, not of what it was given
-        sys.exit(f"{parser.prog}: {error}")
-    sys.exit(code)
+        sys.exit(1 if isinstance(error, BrokenPipeError) else f"{parser.prog}: {error}")
+    finally:
+        drop_unwritten()
 
 
-def run(model: type[ModelRunner], args: argparse.Namespace) -> None:
+def drop_unwritten() -> None:
+    """What stdout does not take is dropped, or Python would complain as it ends."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
+    target = args.output and output_file(args.output)
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
-    for name, path in inputs.items():
-        with open(path, "rb") as file:
-            inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
+    inputs = {name: read_npy(path) for name, path in inputs.items()}
+    timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
         if args.weights:
             runner.load_weights(args.weights)
-        elif runner.parameters:
-            print(f"weights: random, seed {args.seed}")
+        elif timed and runner.parameters:
+            print(f"random weights, seed {args.seed}")
             runner.init_weights(args.seed, ("normal", 0.02))
-        if args.bench or args.profile:
-            rng = np.random.default_rng(args.seed)
+        if timed:
             for name, (shape, dtype) in runner.entries[args.entry].inputs.items():
-                drawn = rng.standard_normal(shape) if dtype == "f32" else np.zeros(shape, int)
-                if inputs.setdefault(name, drawn) is drawn:
-                    print(f"input {name}: {'random, seed' if dtype == 'f32' else 'zeros, not'} {args.seed}")
+                if name not in inputs:
+                    print(f"input {name}: {f'random, seed {args.seed}' if dtype == 'f32' else 'zeros'}")
+                    inputs[name] = rng.standard_normal(shape) if dtype == "f32" else np.zeros(shape, int)
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)
+    if target:
+        save_npz(target, outputs)
     for name, array in outputs.items():
-        print(
-            f"{name}: {array.dtype}{list(array.shape)}"
-            + f", {array.min()} to {array.max()}, mean {array.mean()}" * bool(array.size)
-        )
-    if args.output:
-        save_npz(args.output, outputs)
+        values = f", {array.min()} to {array.max()}, mean {array.mean()}" if array.size else ""
+        print(f"{name}: {array.dtype}{list(array.shape)}{values}")
+
+
+def read_npy(path: str) -> Any:
+    """The array in a file that is not trusted."""
+    with open(path, "rb") as file:
+        try:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as error:
+            raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
+
+
+def output_file(path: str) -> str:
+    """Where links lead to, refused before the run when no file can be put there."""
+    target = os.path.realpath(path)
+    if path.endswith(("/", os.sep)) or (os.path.lexists(target) and not os.path.isfile(target)):
+        raise ValueError(f"--output {path}: expected a file, got a folder, a device or a pipe")
+    if not os.path.isdir(os.path.dirname(target)):
+        raise ValueError(f"--output {path}: there is no such folder")
+    return target
 
 
 def save_npz(path: str, arrays: dict[str, Any]) -> None:
-    """As np.savez does, but for any name, and all or nothing."""
+    """As np.savez, but for any name, and all or nothing."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with zipfile.ZipFile(temporary, "w") as file:

@@ -1,42 +1,34 @@
 """The model on the GPU: what generated code declares, and how one call of an entry point runs."""
 
-import base64
 import functools
 import importlib
 import math
 import re
-import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from .doctor import check_offer, choose_adapter, import_wgpu, request_device
-from .weights import DTYPES, WeightError, read_safetensors, to_tensor
+from .weights import DTYPES, Buffer, Names, WeightError, read_safetensors, to_tensor
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+STAGING = 268_435_456  # WebGPU's default max-buffer-size: more than this is read back in parts
 BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(read_write|read)\s*)?>")
 
 
-class Buffer:
-    """A declared buffer or output; `gpu` is None until a device allocates it, for declaring needs no GPU."""
+def guarded(method: Method) -> Method:
+    """Of an open runner only, and for one thread at a time."""
 
-    def __init__(self, kind: str, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, data: Any = None) -> None:
-        self.kind, self.name, self.shape, self.dtype, self.nbytes = kind, name, shape, dtype, nbytes
-        self.data = data  # a parameter's init, a constant's values, the buffer that an output is read from
-        self.gpu: Any = None
+    @functools.wraps(method)
+    def alone(self: Any, *arguments: Any, **more: Any) -> Any:
+        with self._lock:
+            if self.closed:
+                raise RuntimeError(f"{self.name} is closed")
+            return method(self, *arguments, **more)
 
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-class Names(dict[str, Any]):
-    """Buffers or entries by name; asking for an unknown one is a ValueError that lists them."""
-
-    def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{name!r}: expected one of {', '.join(self) or 'none'}")
-
-    def types(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        return {name: (buffer.shape, buffer.dtype) for name, buffer in self.items()}
+    return cast(Method, alone)
 
 
 class Pipeline(NamedTuple):
@@ -61,15 +53,14 @@ class BindGroup:
         if bound not in self.made:
             if len(self.made) == 32:  # what the host program has dropped must not live on here
                 self.made.clear()
-            entries = [
-                {"binding": n, "resource": gpu} for (n, _), gpu in zip(self.pipeline.bindings, bound, strict=True)
-            ]
+            pairs = zip(self.pipeline.bindings, bound, strict=True)
+            entries = [{"binding": number, "resource": gpu} for (number, _), gpu in pairs]
             self.made[bound] = self.device.create_bind_group(layout=self.pipeline.layout, entries=entries)
         return self.made[bound]
 
 
 class Entry:
-    """An entry point: what it reads and gives, the states it advances, the bind groups it uses."""
+    """An entry point: what it reads and gives, the states it advances, the dispatches it makes."""
 
     inputs = property(lambda self: self.feeds.types())
     outputs = property(lambda self: self.results.types())
@@ -77,11 +68,13 @@ class Entry:
     def __init__(self, name: str) -> None:
         self.name, self.feeds, self.results = name, Names(), Names()
         self.advances: list[tuple[Buffer, int | str, int]] = []
-        self.groups: list[BindGroup] = []
+        self.work: list[tuple[Any, ...]] = []
+        self.written: set[Buffer] = set()
 
-    def dispatch(self, _: Pipeline, group: BindGroup, *grid: int) -> None:
-        """Rehearsed, with itself for an encoder, an entry learns what it binds."""
-        self.groups.append(group)
+    def dispatch(self, pipeline: Pipeline, group: BindGroup, *grid: int) -> None:
+        """Rehearsed, with itself for an encoder, an entry learns what it does."""
+        self.work.append((pipeline, group, *grid))
+        self.written |= {b for b, (_, kind) in zip(group.buffers, pipeline.bindings) if kind == "storage"}
 
 
 class Encoder:
@@ -108,11 +101,6 @@ class Encoder:
         self.launch(x, y, z)
 
 
-def unpack(text: str) -> bytes:
-    """A large constant: base85 of zlib, wrapped."""
-    return zlib.decompress(base64.b85decode("".join(text.split())))
-
-
 class ModelRunner:
     """Base of the generated Runner: that one declares, and everything that happens is here."""
 
@@ -120,56 +108,59 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
-    parameters = property(lambda self: self.named("parameter").types())
-    states = property(lambda self: self.named("state").types())
-    inputs = property(lambda self: self.entries[self.only].inputs)
-    outputs = property(lambda self: self.entries[self.only].outputs)
+    closed = False
+    parameters = property(lambda self: self._named("parameter").types())
+    states = property(lambda self: self._named("state").types())
+    inputs = property(lambda self: self.entries[self._only].inputs)
+    outputs = property(lambda self: self.entries[self._only].outputs)
 
     def __init__(self, device: Any = None, adapter: str | None = None, checked: bool = False) -> None:
         self.declare()
-        self.wgpu, self.checked, self.own_device = import_wgpu(), checked, device is None
+        self.wgpu, self.checked, self._own_device = import_wgpu(), checked, device is None
         self.device = request_device(choose_adapter(adapter), self) if device is None else device
         check_offer(self.device, self)
         self.has = self.device.features.__contains__
         self.bind = functools.partial(BindGroup, self.device)
-        self.module, self.pipeline = functools.cache(self.create_module), functools.cache(self.create_pipeline)
-        self.layouts: dict[Any, Any] = {}
-        for buffer in self.declared:
+        self._module, self.pipeline = functools.cache(self.create_module), functools.cache(self.create_pipeline)
+        self._layout = functools.cache(self._create_layout)
+        for buffer in self._declared:
             buffer.gpu = self.allocate(buffer)
             if buffer.kind == "constant":
                 self.upload(buffer, buffer.data)
         self.reset()
         self.pipelines()
         self.bind_groups()
+        size = 8
         for entry in self.entries.values():
-            self.encode(entry, entry)
-        size = max((sum(b.nbytes for b in entry.results.values()) for entry in self.entries.values()), default=0)
+            getattr(self, f"encode_{entry.name}")(entry)
+            sizes = [b.nbytes for b in entry.results.values()]
+            size = max(size, min(sum(sizes), STAGING), *sizes)
         usage = self.wgpu.BufferUsage.MAP_READ | self.wgpu.BufferUsage.COPY_DST
-        self.staging = self.device.create_buffer(label="staging", size=max(8, size), usage=usage)
+        self._make_staging = functools.partial(self.device.create_buffer, size=size, usage=usage)
+        self._staging = self._make_staging()
 
     def declare(self) -> "ModelRunner":
         """Record what buffers() declares: a runner with no more than this needs no GPU and cannot run."""
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
-        self.only = names[0] if len(self.entries) == 1 else None
-        self.declared: list[Buffer] = []
-        self.positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
+        self._only = names[0] if len(self.entries) == 1 else None
+        self._lock, self._declared = threading.RLock(), list[Buffer]()
+        self._positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
         self.buffers()
-        self.missing = list(self.parameters)
+        self._missing = list(self.parameters)
         return self
 
     @classmethod
     def describe(cls) -> str:
         """What the runner takes, gives and keeps, as text."""
-        runner, lines = cls.__new__(cls).declare(), [cls.__doc__ or cls.name]
-        for entry in runner.entries.values():
-            lines += [f"{entry.name}: {b.kind} {b.name} {b}" for b in (*entry.feeds.values(), *entry.results.values())]
-        return "\n".join(
-            lines + [f"{b.kind} {b.name} {b}" for b in runner.declared if b.kind in ("parameter", "state")]
-        )
+        runner = cls.__new__(cls).declare()
+        named = [("", b) for b in runner._declared if b.kind in ("parameter", "state")]
+        for e in runner.entries.values():
+            named += [(f"{e.name}: ", b) for b in (*e.feeds.values(), *e.results.values())]
+        return "\n".join([cls.__doc__ or cls.name, *(f"{where}{b.kind} {b.name} {b}" for where, b in named)])
 
-    def named(self, kind: str) -> Names:
-        return Names((buffer.name, buffer) for buffer in self.declared if buffer.kind == kind)
+    def _named(self, kind: str) -> Names:
+        return Names((buffer.name, buffer) for buffer in self._declared if buffer.kind == kind)
 
     # Generated code overrides these three, and declares with the words below.
 
@@ -177,39 +168,41 @@ class ModelRunner:
     def pipelines(self) -> None: ...
     def bind_groups(self) -> None: ...
 
-    def add(self, kind: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, init: Any = None) -> Buffer:
-        self.declared.append(Buffer(kind, name, shape, dtype, nbytes, init))
-        return self.declared[-1]
+    def _add(self, kind: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, init: Any = None) -> Buffer:
+        self._declared.append(Buffer(kind, name, shape, dtype, nbytes, init))
+        return self._declared[-1]
 
-    parameter = functools.partialmethod(add, "parameter")
-    state = functools.partialmethod(add, "state")
+    parameter = functools.partialmethod(_add, "parameter")
+    state = functools.partialmethod(_add, "state")
 
     def constant(self, name: str, shape: Any, data: Any, dtype: str = "f32", *, nbytes: int) -> Buffer:
         values = np.frombuffer(data, DTYPES[dtype]) if isinstance(data, bytes) else np.array(data, DTYPES[dtype])
-        return self.add("constant", name, shape, dtype, nbytes=nbytes, init=values.reshape(shape))
+        return self._add("constant", name, shape, dtype, nbytes=nbytes, init=values.reshape(shape))
 
-    def input(self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int) -> Buffer:
-        self.entries[entry].feeds[name] = buffer = self.add("input", name, shape, dtype, nbytes=nbytes)
+    def input(self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, below: Any = None) -> Buffer:
+        """Every number of an array given for it must be less than `below`; a GPU buffer's are not looked at."""
+        self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=below)
         return buffer
 
     def output(self, entry: str, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: str = "f32") -> None:
-        self.entries[entry].results[name] = Buffer("output", name, shape, dtype, 4 * math.prod(shape), buffer)
+        nbytes = (math.prod(shape) * DTYPES[dtype].itemsize + 3) // 4 * 4
+        self.entries[entry].results[name] = Buffer("output", name, shape, dtype, nbytes, buffer)
 
     def advance(self, entry: str, state: Buffer, n: int | str, *, limit: int) -> None:
         """The entry adds n, or its input called n, to this state, which must not pass the limit."""
         self.entries[entry].advances.append((state, n, limit))
-        self.positions[state] = np.zeros(state.shape, np.int64)
+        self._positions[state] = np.zeros(state.shape, np.int64)
 
+    @guarded
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
-        """With nbytes, declare scratch; without, the GPU's buffer of an output, else of a state or parameter."""
+        """With nbytes, declare scratch; without, the GPU's buffer of an output, else of a state or parameter: a loan,
+        for the process ends when a buffer is destroyed that the next call uses."""
         if nbytes is not None:
-            return self.add("scratch", name, (nbytes // 4,), nbytes=nbytes)
+            return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
         found = {e.results[name].data for e in self.entries.values() if entry in (None, e.name) and name in e.results}
-        found = found or {b for b in self.declared if b.name == name and b.kind in ("state", "parameter")}
+        found = found or {b for b in self._declared if b.name == name and b.kind in ("state", "parameter")}
         if len(found) != 1:
-            raise ValueError(
-                f"buffer {name!r}: expected an output, state or parameter, and entry= where entries differ"
-            )
+            raise ValueError(f"buffer {name!r}: expected an output, state or parameter; entry= where entries differ")
         return found.pop().gpu
 
     def allocate(self, buffer: Buffer) -> Any:
@@ -237,99 +230,117 @@ class ModelRunner:
         kinds = {"uniform": "uniform", "storageread_write": "storage"}
         found = [(int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code)]
         bindings = tuple(sorted(found))
-        if bindings not in self.layouts:  # explicit, one for each signature, so that bind groups can be shared
-            stage = self.wgpu.ShaderStage.COMPUTE
-            entries = [{"binding": n, "visibility": stage, "buffer": {"type": kind}} for n, kind in bindings]
-            self.layouts[bindings] = self.device.create_bind_group_layout(entries=entries)
-        layout = self.device.create_pipeline_layout(bind_group_layouts=[self.layouts[bindings]])
-        compute = {"module": self.module(code), "constants": constants}
+        layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
+        compute = {"module": self._module(code), "constants": constants}
         pipeline = self.device.create_compute_pipeline(layout=layout, compute=compute)
-        return Pipeline(pipeline, self.layouts[bindings], bindings)
+        return Pipeline(pipeline, self._layout(bindings), bindings)
 
+    def _create_layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
+        """Explicit, one for each signature, so that bind groups can be shared."""
+        stage = self.wgpu.ShaderStage.COMPUTE
+        entries = [{"binding": n, "visibility": stage, "buffer": {"type": kind}} for n, kind in bindings]
+        return self.device.create_bind_group_layout(entries=entries)
+
+    @guarded
     def call(self, entry: str, inputs: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         """Run an entry point once; everything is checked before anything is uploaded or encoded."""
         target = self.entries[entry]
+        if isinstance(outputs, str) or not (outputs is None or np.iterable(outputs)):
+            example = f"expected a tuple of names, such as {tuple(target.results)[:1]}"
+            raise ValueError(f"outputs of {entry}: {example}, got {outputs!r}")
         wanted = {target.results[name] for name in (target.results if outputs is None else outputs)}
         results = [result for result in target.results.values() if result in wanted]
-        arrays, foreign, positions = self.prepare(target, inputs)
+        arrays, foreign, positions = self._prepare(target, inputs)
         for buffer, array in arrays.items():
             self.upload(buffer, array)
-        commands, size = self.device.create_command_encoder(label=entry), 0
-        self.record(commands, target, foreign)
-        for b in results:
-            if b.nbytes:
-                source = foreign.get(b.data, b.data.gpu)
-                commands.copy_buffer_to_buffer(source, 0, self.staging, size, b.nbytes)
-            size += b.nbytes
-        self.device.queue.submit([commands.finish()])
-        self.positions |= positions
-        data: Any = b""
+        if self._staging.map_state != "unmapped":  # a read-back was interrupted, and wgpu would abort the process
+            self._staging = self._make_staging()
+        commands, outcome = self.device.create_command_encoder(label=entry), dict[str, Any]()
+        compute_pass = commands.begin_compute_pass(label=entry)
+        getattr(self, f"encode_{entry}")(Encoder(compute_pass, foreign))
+        compute_pass.end()
+        while True:
+            size, part = 0, list[Buffer]()
+            while results and size + results[0].nbytes <= self._staging.size:
+                part.append(b := results.pop(0))
+                commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
+                size += b.nbytes
+            self.device.queue.submit([commands.finish()])
+            self._positions |= positions
+            outcome |= self._read_back(part, size)
+            if not results:
+                return outcome
+            commands = self.device.create_command_encoder(label=entry)
+
+    def _read_back(self, part: list[Buffer], size: int) -> dict[str, Any]:
+        """Outputs that were copied to the staging buffer one after the other."""
+        outcome, data = {}, memoryview(b"")
         if size:
-            self.staging.map_sync(self.wgpu.MapMode.READ, 0, size)
-            data = self.staging.read_mapped(0, size)
-            self.staging.unmap()
-        outcome = {}
-        for b in results:
-            outcome[b.name] = np.frombuffer(data[: b.nbytes], DTYPES[b.dtype]).reshape(b.shape)
-            data = data[b.nbytes :]
+            self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
+            data = self._staging.read_mapped(0, size)
+            self._staging.unmap()
+        for b in part:
+            outcome[b.name], data = b.array(data), data[b.nbytes :]
         return outcome
 
-    def prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
+    def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
-        if self.missing:
-            raise RuntimeError(f"{self.name}: load_weights or init_weights first, for {', '.join(self.missing)}")
+        if self._missing:
+            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}")
         if given.keys() != target.feeds.keys():
             raise ValueError(f"inputs of {target.name}: expected {list(target.feeds)}, got {list(given)}")
         arrays, foreign, after = dict[Buffer, Any](), dict[Buffer, Any](), dict[Buffer, Any]()
         for name, own in target.feeds.items():
             try:
-                if isinstance(given[name], self.wgpu.GPUBuffer):
-                    foreign[own] = self.in_place(target, own, given[name])
-                else:
-                    arrays[own] = to_tensor(given[name], own)
+                if not isinstance(given[name], self.wgpu.GPUBuffer):
+                    arrays[own] = array = to_tensor(given[name], own)
+                    if own.data is not None and (wrong := array[array >= own.data]).size:
+                        raise ValueError(f"expected numbers below {own.data}, got {wrong[0]}")
+                elif given[name] is not own.gpu:
+                    foreign[own] = self._in_place(target, own, given[name])
             except (TypeError, ValueError, self.wgpu.GPUError) as error:
                 raise ValueError(f"input {name!r} of {target.name}: {error}") from error
         for state, n, limit in target.advances:
-            now, step = after.get(state, self.positions[state]), n if isinstance(n, int) else arrays[target.feeds[n]]
+            now, step = after.get(state, self._positions[state]), n if isinstance(n, int) else arrays[target.feeds[n]]
             if now.max(initial=0) + step > limit:
                 problem = f"at {now.max()}, {step} more would pass its limit {limit}: reset() or set_state() it"
                 raise RuntimeError(f"{target.name}: state {state.name!r} is {problem}")
             after[state] = now + step
         return arrays, foreign, after
 
-    def in_place(self, target: Entry, own: Buffer, given: Any) -> Any:
+    def _in_place(self, target: Entry, own: Buffer, given: Any) -> Any:
         """The host program's buffer, when the entry can read it in place of its own."""
-        usage, flags = self.wgpu.BufferUsage, given.usage
-        copied = own in [result.data for result in target.results.values()]
-        if given.size < own.nbytes or not flags & usage.STORAGE or (copied and not flags & usage.COPY_SRC):
-            needed = f"{own.nbytes} bytes or more, usage STORAGE{' and COPY_SRC' if copied else ''}"
-            raise ValueError(f"expected a buffer of {needed}, got {given.size} bytes, usage {flags}")
-        bound = [(b, kind) for group in target.groups for b, (_, kind) in zip(group.buffers, group.pipeline.bindings)]
-        if any(kind == "storage" and (b is own or b.gpu is given) for b, kind in bound):
-            raise ValueError("expected a buffer that the entry does not write, or an array")
-        if own.name in [n for _, n, _ in target.advances]:
-            raise ValueError("expected an array, for the runner must know this number")
-        for group in target.groups:
-            group.using({own: given})  # wgpu refuses another device's buffer
+        usage, copied = self.wgpu.BufferUsage, own in [result.data for result in target.results.values()]
+        size = max(4, own.nbytes)
+        rules = {
+            f"at least {size} bytes": given.size >= size,
+            "usage STORAGE": given.usage & usage.STORAGE,
+            "usage COPY_SRC, as it is an output too": given.usage & usage.COPY_SRC or not copied,
+            "that it is not mapped": given.map_state == "unmapped",
+            "that the entry does not write it": not {own, given} & {x for b in target.written for x in (b, b.gpu)},
+            "an array, for the runner must know the number": own.name not in [n for _, n, _ in target.advances],
+        }
+        if broken := [rule for rule, kept in rules.items() if not kept]:
+            got = f"a buffer of {given.size} bytes, usage {given.usage}, {given.map_state}"
+            raise ValueError(f"expected {', '.join(broken)}; got {got}")
+        # Binding it anew is all that tells a destroyed buffer: once submitted, it would end the process.
+        layout, some = self._layout(((0, "read-only-storage"),)), {"buffer": given, "offset": 0, "size": 4}
+        self.device.create_bind_group(layout=layout, entries=[{"binding": 0, "resource": some}])
+        for group in {group for _, group, *_ in target.work if own in group.buffers}:
+            group.using({own: given})
         return given
 
-    def record(self, commands: Any, target: Entry, foreign: Mapping[Buffer, Any], timestamps: Any = None) -> None:
-        """Append one run of the entry, a single compute pass, to the commands."""
-        compute_pass = commands.begin_compute_pass(label=target.name, timestamp_writes=timestamps)
-        self.encode(target, Encoder(compute_pass, foreign))
-        compute_pass.end()
-
-    def encode(self, target: Entry, encoder: Any) -> None:
-        getattr(self, f"encode_{target.name}")(encoder)
-
     def upload(self, buffer: Buffer, array: Any) -> None:
+        if odd := array.nbytes % 4:  # an f16 is left over
+            array = np.pad(array.ravel(), (0, odd // array.itemsize))
         if array.nbytes:
             self.device.queue.write_buffer(buffer.gpu, 0, array)
 
+    @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
         """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing."""
         given = source if isinstance(source, Mapping) else read_safetensors(source)
-        buffers, arrays = self.named("parameter"), {}
+        buffers, arrays = self._named("parameter"), {}
         problems = [f"{name}: not a parameter of this model" for name in given if strict and name not in buffers]
         for name, b in buffers.items():
             try:
@@ -343,31 +354,35 @@ class ModelRunner:
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
-        self.missing = []
+        self._missing = []
 
+    @guarded
     def init_weights(self, seed: int = 0, default: Any = None) -> None:
         """Starting values, which depend on seed and name only: NumPy's PCG64, seeded with [seed, *name in UTF-8]."""
-        buffers = self.named("parameter").values()
+        buffers = self._named("parameter").values()
         if without := [b.name for b in buffers if (b.data or default) is None]:
             raise RuntimeError(f"{self.name}: parameters without init: {', '.join(without)}")
         for b in buffers:
             rng, init = np.random.default_rng([seed, *b.name.encode()]), b.data or default
             kind, scale = (init, 0) if isinstance(init, str) else init
             drawn = rng.random(b.shape, "f4") * 2 - 1 if kind == "uniform" else rng.standard_normal(b.shape, "f4")
-            self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
-        self.missing = []
+            with np.errstate(over="ignore"):
+                self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
+        self._missing = []
 
+    @guarded
     def get_state(self, name: str) -> Any:
-        b = self.named("state")[name]
-        data = self.device.queue.read_buffer(b.gpu, 0, b.nbytes) if b.nbytes else b""
-        return np.frombuffer(data, DTYPES[b.dtype]).reshape(b.shape)
+        b = self._named("state")[name]
+        return b.array(self.device.queue.read_buffer(b.gpu, 0, b.nbytes) if math.prod(b.shape) else b"")
 
+    @guarded
     def set_state(self, name: str, value: Any) -> None:
-        b = self.named("state")[name]
+        b = self._named("state")[name]
         array = to_tensor(value, b)
         self.upload(b, array)
-        self.positions |= {b: array.astype(np.int64)} if b in self.positions else {}
+        self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
 
+    @guarded
     def reset(self) -> None:
         """Zero every state."""
         for name, (shape, dtype) in self.states.items():
@@ -375,10 +390,12 @@ class ModelRunner:
 
     def close(self, *error: object) -> None:
         """Free the buffers, and the device unless it is the host program's."""
-        for gpu in (self.staging, *(buffer.gpu for buffer in self.declared)):
-            gpu.destroy()
-        if self.own_device:
-            self.device.destroy()
+        with self._lock:
+            for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
+                gpu.destroy()
+            if self._own_device:
+                self.device.destroy()
+            self.closed = True
 
     __exit__ = close
 

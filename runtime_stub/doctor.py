@@ -6,9 +6,8 @@ import platform
 import tempfile
 from typing import Any
 
-# WebGPU's default limits. wgpu-py grants every limit left out at the ADAPTER's value, and a model would run here and fail
-# elsewhere: a runner asks for all of them, and raises only those it needs. It uses no textures, samplers or vertices:
-# of such limits it asks for no more than there is.
+# WebGPU's. wgpu-py grants every limit left out at the ADAPTER's value, and a model would run here and fail elsewhere:
+# a runner asks for all of them, raised only where it needs more, and of those it has no use for takes what there is.
 DEFAULT_LIMITS = """
 max-storage-buffers-per-shader-stage 8 max-storage-buffer-binding-size 134217728 max-buffer-size 268435456
 max-uniform-buffers-per-shader-stage 12 max-uniform-buffer-binding-size 65536 max-bindings-per-bind-group 1000
@@ -34,13 +33,16 @@ def import_wgpu() -> Any:
     return importlib.import_module("wgpu")
 
 
-def limit_rows(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
-    """(limit, needed, offered, enough) for what the model needs and the adapter or device offers."""
+def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
+    """(name, needed, offered, enough) of every limit, and of every feature as if it were a limit of 0 or 1."""
     words, rows = DEFAULT_LIMITS.split(), []
-    for limit, needed in (dict(zip(words[::2], map(int, words[1::2]))) | dict(model.limits)).items():
-        offered = offer.limits.get(limit, 0)
-        needed = min(needed, offered) if any(word in limit for word in UNUSED) else needed
-        rows.append((limit, needed, offered, needed >= offered if limit.startswith("min") else needed <= offered))
+    for name, needed in (dict(zip(words[::2], map(int, words[1::2]))) | dict(model.limits)).items():
+        offered = offer.limits.get(name, 0)
+        needed = min(needed, offered) if any(word in name for word in UNUSED) else needed
+        rows.append((name, needed, offered, needed >= offered if name.startswith("min") else needed <= offered))
+    for name in (*model.features, "timestamp-query", *model.optional_features):
+        needed, offered = int(name in model.features), int(name in offer.features)
+        rows.append((name, needed, offered, needed <= offered))
     return rows
 
 
@@ -57,13 +59,12 @@ def choose_adapter(wanted: str | None) -> Any:
 
 
 def check_offer(offer: Any, model: Any) -> dict[str, int]:
-    """The limits needed; RuntimeError naming every limit and feature that the adapter or device lacks."""
-    rows = limit_rows(offer, model)
-    gaps = [f"limit {name}: needed {needed}, offered {offered}" for name, needed, offered, enough in rows if not enough]
-    gaps += [f"feature {name}: needed, not offered" for name in model.features if name not in offer.features]
+    """The limits to ask for; RuntimeError naming every limit and feature that the adapter or device lacks."""
+    rows = compare(offer, model)
+    gaps = [f"{name}: needed {needed}, offered {offered}" for name, needed, offered, enough in rows if not enough]
     if gaps:
         raise RuntimeError(f"{model.name} cannot run here: {'; '.join(gaps)}; --doctor says more")
-    return {limit: needed for limit, needed, _, _ in rows if limit in offer.limits}
+    return {name: needed for name, needed, _, _ in rows if name in offer.limits}
 
 
 def request_device(adapter: Any, model: Any) -> Any:
@@ -87,12 +88,9 @@ def doctor(model: Any, wanted: str | None) -> int:
         for found in import_wgpu().gpu.enumerate_adapters_sync():
             print(f"adapter: {found.summary}, driver {found.info['description'] or 'unknown'}")
         adapter = choose_adapter(wanted)
-        print(f"chosen: {adapter.summary}\n{'limit':<48}{'needed':>12}{'offered':>12}")
-        for limit, needed, offered, enough in limit_rows(adapter, model):
-            print(f"{limit:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
-        for name in (*model.features, *model.optional_features, "timestamp-query"):
-            use = "needed" if name in model.features else "optional"
-            print(f"feature {name} ({use}): {'offered' if name in adapter.features else 'NOT OFFERED'}")
+        print(f"chosen: {adapter.summary}\n{'limit or feature':<48}{'needed':>12}{'offered':>12}")
+        for name, needed, offered, enough in compare(adapter, model):
+            print(f"{name:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
         request_device(adapter, model).destroy()
     except (ImportError, RuntimeError) as error:
         remedy = "pip install wgpu" if isinstance(error, ImportError) else f"try another --adapter, or {REMEDY}"

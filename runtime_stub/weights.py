@@ -1,12 +1,15 @@
-"""Weights: what a safetensors file holds, and what becomes a tensor of the model."""
+"""What a model declares and is given: buffers, constants, tensors, the weights of a safetensors file."""
 
+import base64
 import json
+import math
 import os
+import zlib
 from typing import Any
 
 import numpy as np
 
-DTYPES: dict[str, Any] = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4")}
+DTYPES: Any = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4"), "f16": np.dtype("<f2")}
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such type: these are upper halves of float32 numbers
 FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
@@ -17,12 +20,45 @@ class WeightError(ValueError):
     """A weight file that cannot be read, or weights that do not fit the model."""
 
 
+class Buffer:
+    """A declared buffer or output, of nbytes or a few more than its shape needs; a device that allocates sets `gpu`."""
+
+    def __init__(self, kind: str, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, data: Any = None) -> None:
+        self.kind, self.name, self.shape, self.dtype, self.nbytes = kind, name, shape, dtype, nbytes
+        self.data = data  # a parameter's init, a constant's values, an input's bound, the buffer an output is read from
+        self.gpu: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    def array(self, data: Any) -> Any:
+        """What these bytes say, without those behind the last element."""
+        return np.frombuffer(data, DTYPES[self.dtype], math.prod(self.shape)).reshape(self.shape)
+
+
+class Names(dict[str, Any]):
+    """Buffers or entries by name; asking for an unknown one is a ValueError that lists them."""
+
+    def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str) or name not in self:
+            raise ValueError(f"unknown name {name!r}: expected one of {', '.join(self) or 'none'}")
+        return super().__getitem__(name)
+
+    def types(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {name: (buffer.shape, buffer.dtype) for name, buffer in self.items()}
+
+
+def unpack(text: str) -> bytes:
+    """A large constant: base85 of zlib, wrapped."""
+    return zlib.decompress(base64.b85decode("".join(text.split())))
+
+
 def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
     """The value as an array of this shape and dtype, or ValueError; integers become floats only where mixed."""
     array, dtype = np.asarray(value), DTYPES[like.dtype]
     wide = array.dtype == BFLOAT16 or array.dtype.name == "bfloat16"
     text = f"expected {like}, got {'bfloat16' if wide else array.dtype.name}{list(array.shape)}"
-    kinds = "biu" if like.dtype != "f32" else "biuf" if mixed else "f"
+    kinds = "biu" if dtype.kind != "f" else "biuf" if mixed else "f"
     if array.shape != like.shape or ("f" if wide else array.dtype.kind) not in kinds:
         raise ValueError(text)
     if wide:
@@ -31,7 +67,7 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
         low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < info.min or high > info.max:
             raise ValueError(f"{text} from {low} to {high}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf
+    with np.errstate(all="ignore"):  # what the dtype cannot hold becomes inf
         return array.astype(dtype, order="C", copy=False)
 
 
@@ -49,14 +85,17 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
         if end > min(data.size, 100_000_000):
             raise ValueError(f"{end - 8} bytes in a file of {data.size}")
-        header = json.loads(data[8:end].tobytes(), object_pairs_hook=unique_names)
+        text = data[8:end].tobytes().decode()
+        if text[:1] != "{":
+            raise ValueError(f"begins with {text[:1]!r}")
+        header = json.loads(text, object_pairs_hook=unique_names)
         header.pop("__metadata__", {}).items()
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
-            if any(type(n) is not int or n < 0 for n in (begin, stop, *shape)) or begin > stop or start + begin != end:
+            if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
             raw, end = data[end : start + stop], start + stop
-            arrays[name] = (raw != 0 if dtype == "?" else raw.view(dtype)).reshape(shape)  # checks the number of bytes
+            arrays[name] = raw.view(dtype).reshape(shape)  # checks the number of bytes
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import meganeura_aot
 from meganeura_aot import Graph, GraphError, Tensor, compile_graph
 from tests import harness
 
@@ -69,8 +72,27 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "expand": (lambda g, x: g.expand(x, (3, 3)), "expand: expected shapes that broadcast"),
     "assign to no state": (lambda g, x: g.assign(x, x), "assign .*: expected a state, got the input"),
     "assign shape": (lambda g, x: g.assign(g.state("s", (3,)), x), "assign: expected f32"),
-    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "expected a step >= 0"),  # type: ignore[arg-type]
+    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "expected a step from 0 to 4294967295"),  # type: ignore[arg-type]
     "truth": (lambda g, x: bool(x), "no truth value"),
+    "step over u32": (lambda g, x: g.advance(g.state("p", (), "u32"), 2**40, 3), "expected a step from 0 to"),
+    "limit over u32": (lambda g, x: g.advance(g.state("p", (), "u32"), 1, 2**40), "expected a limit from 0 to"),
+    "init not finite": (lambda g, x: g.parameter("p", (3,), init=("uniform", float("inf"))), "expected init"),
+    "init of text": (lambda g, x: g.parameter("p", (3,), init=("normal", "x")), "expected init"),  # type: ignore[arg-type]
+    "attribute not finite": (lambda g, x: g.leaky_relu(x, float("inf")), "leaky_relu: expected a finite alpha"),
+    "attribute over f32": (lambda g, x: g.elu(x, 1e39), "elu: expected a finite alpha"),
+    "tensor too large": (lambda g, x: g.input("y", (1 << 30,)), "input .*: expected a tensor of at most"),
+    "product too large": (lambda g, x: g.expand(x[:, :1], (2, 1 << 30)), "expand .*: expected a tensor of at most"),
+    "shape None": (lambda g, x: g.input("y", None), "expected a shape of integers"),  # type: ignore[arg-type]
+    "ragged constant": (lambda g, x: g.constant([[1, 2], [3]]), "constant: "),
+    "step 0": (lambda g, x: x[::0], "slice: "),
+    "fractional slice": (lambda g, x: x[1.5:2], "slice: "),
+    "int as new shape": (lambda g, x: g.reshape(x, 6), "reshape: expected a sequence of integers"),  # type: ignore[arg-type]
+    "fractional new shape": (lambda g, x: g.reshape(x, (2.7, 3.1)), "reshape: expected a sequence of integers"),  # type: ignore[arg-type]
+    "bool as axis": (lambda g, x: g.softmax(x, True), "axis: expected one of"),
+    "number as tensor": (lambda g, x: g.softmax(3.0), "softmax: "),  # type: ignore[arg-type]
+    "list as bias": (lambda g, x: g.bias_add(x, [1, 2, 3]), "bias_add: "),  # type: ignore[arg-type]
+    "output not printable": (lambda g, x: g.set_outputs({"a\0b": x}), "expected printable text"),
+    "input not NFKC": (lambda g, x: g.input("\ufb01", (3,)), "expected a Python identifier"),
     "gelu": (lambda g, x: g.gelu(x, "fast"), "gelu: expected approximate"),
     "bias": (lambda g, x: g.bias_add(x, g.input("b", (2,))), r"bias_add: expected a bias of shape \[3\]"),
     "cast": (lambda g, x: g.cast(x, "f16"), "cast: expected dtype"),
@@ -82,8 +104,9 @@ def test_mistake(name: str) -> None:
     mistake, message = MISTAKES[name]
     g = Graph()
     x = g.input("x", (2, 3))
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(GraphError, match=message) as caught:
         mistake(g, x)
+    assert name == "truth" or re.search(r"\(built at \S+test_builder\.py:\d+\)", str(caught.value))
 
 
 def test_error_names_the_line() -> None:
@@ -176,7 +199,11 @@ def test_sugar() -> None:
             "split": g.concat(g.split(x, 4, axis=1)[::-1], axis=1),
             "clip": g.clip(x, -0.5, 0.5),
             "low": g.clip(x, low=0.25),
-            "where": g.where(g.greater(x, 0.0), x, -1.0),
+            "where": g.where(x > 0.0, x, -1.0),
+            "compare": (x == x) + (x != x) * 2.0 + (x <= 0.0) * 4.0 + (x >= 0.0) * 8.0,
+            "reflected": (7 & i) + (1 | i) - (3 ^ i) + (1 << (i & 3)),
+            "axes": g.sum(x, np.int64(1), keepdims=True),
+            "left": np.ones((2, 4), np.float32) @ x,
             "count": g.sum(g.where(g.greater(x, 0.0), 1.0, 0.0)),
         }
     )
@@ -197,6 +224,28 @@ def test_sugar() -> None:
         "clip": a.clip(-0.5, 0.5),
         "low": a.clip(0.25),
         "where": np.where(a > 0, a, -1),
+        "compare": 1 + (a <= 0) * 4.0 + (a >= 0) * 8.0,
+        "reflected": (7 & n) + (1 | n) - (3 ^ n) + (1 << (n & 3)),
         "count": np.float32((a > 0).sum()),
     }.items():
         np.testing.assert_array_equal(got[name], expected, err_msg=name)
+    np.testing.assert_allclose(got["axes"], a.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(got["left"], np.ones((2, 4)) @ a, rtol=1e-5)
+
+
+def test_lines_of_a_neighbouring_folder(tmp_path: Path) -> None:
+    """A folder whose name begins like the package's is the user's."""
+    path = Path(meganeura_aot.__file__).parent.as_posix() + "_models/model.py"
+    code = compile(
+        "from meganeura_aot import Graph\ng = Graph()\ng.input('x', (2,)) + g.input('y', (3,))\n", path, "exec"
+    )
+    with pytest.raises(GraphError, match=re.escape(f"{path}:3")):
+        exec(code, {})
+
+
+def test_name_of_the_model() -> None:
+    g = Graph()
+    g.set_outputs([g.input("x", (2,)) * 2.0])
+    for name in ("a\0", "", 5):
+        with pytest.raises(GraphError, match="name of the model"):
+            compile_graph(g, name=name)  # type: ignore[arg-type]

@@ -24,6 +24,8 @@ def build(size: int = 4, kind="relu"):
 BAD_MODELS = {
     "raises": ("def build():\n    return 1 / 0\n", "ZeroDivisionError", 1),
     "raises at import": ("raise ValueError('no luck')\n", "no luck", 1),
+    "cancels": ("import asyncio\nraise asyncio.CancelledError('gone')\n", "CancelledError", 1),
+    "builtin as build": ("build = dict\n", "a dict of nothing", 1),
     "exits": ("import sys\nsys.exit(3)\n", "SystemExit", 1),
     "syntax": ("def build(:\n", "SyntaxError", 1),
     "null byte": ("x = 1\0\n", "null bytes", 1),
@@ -81,6 +83,65 @@ def test_bad_model(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -
     assert shown.err.startswith("meganeura-aot: ")
     assert Path("old.py").read_text() == "old"
     assert sorted(os.listdir()) == ["model.py", "old.py"]
+
+
+QUIRKS = {
+    "late imports": "def build():\n    import sizes\n    from meganeura_aot import Graph\n    return sizes.make(Graph())\n",
+    "dataclass inside build": (
+        "from __future__ import annotations\nimport dataclasses, sizes\nfrom meganeura_aot import Graph\n"
+        "def build():\n    @dataclasses.dataclass\n    class C:\n        n: int\n    return sizes.make(Graph())\n"
+    ),
+    "prints": "print('hello')\nimport sizes\nfrom meganeura_aot import Graph\ngraph = sizes.make(Graph())\n",
+    "changes folder": "import os, sizes\nfrom meganeura_aot import Graph\nos.chdir('/')\ngraph = sizes.make(Graph())\n",
+    "empties the path": "import sys, sizes\nfrom meganeura_aot import Graph\nsys.path.clear()\ngraph = sizes.make(Graph())\n",
+    "parameters called as ours": (
+        "import sizes\nfrom meganeura_aot import Graph\ndef build(path=1, function=2):\n    return sizes.make(Graph())\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+def test_quirk(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sizes.py").write_text("def make(g):\n    g.set_outputs([g.input('x', (2,)) * 2.0])\n    return g\n")
+    model.write_text(QUIRKS[name])
+    settings = ["--set", "path=5", "--set", "function=6"] if "parameters" in name else []
+    assert main(["model.py", "-o", "r.py", *settings]) == 0
+    os.chdir(model.parent)
+    assert "mul_0" in Path("r.py").read_text()
+    assert "hello" not in capsys.readouterr().out
+
+
+def test_links_and_devices(model: Path) -> None:
+    """A link stays a link, and a pipe or a device is not replaced by a file."""
+    Path("target.py").write_text("old")
+    Path("link.py").symlink_to("target.py")
+    assert main(["model.py", "-o", "link.py"]) == 0
+    assert Path("link.py").is_symlink()
+    assert "class Runner" in Path("target.py").read_text()
+    assert main(["model.py", "-o", os.devnull]) == 0
+    assert not Path(os.devnull).is_file()
+    assert main(["model.py", "-o", "n" * 252 + ".py"]) == 0
+
+
+def test_the_command_in_the_header_can_be_pasted(model: Path) -> None:
+    assert main(["model.py", "--set", "kind='relu' ", "-o", "r.py"]) == 0
+    assert "meganeura-aot model.py --set 'kind='\"'\"'relu'\"'\"' '" in Path("r.py").read_text()
+    assert main(["model.py", "--set", "size=2", "--set", "kind=relu\r", "-o", "r.py"]) == 1
+
+
+@pytest.mark.parametrize("value", ["n={[]:1}", "n={[1]}", "n=" + "-" * 9000 + "1", "n=\udc80"])
+def test_strange_settings(value: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model.py", "--set", value]) == 2
+    assert "build takes size, kind" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_nobody_takes(model: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": ""}
+    command = f"{sys.executable} -m meganeura_aot model.py --emit plan"
+    for shell, code in ((f"{command} > /dev/full", 1), (f"{command} | true; exit $PIPESTATUS", 0)):
+        done = subprocess.run(["bash", "-c", shell], env=environment, capture_output=True, text=True)
+        assert (done.returncode, "Exception ignored" in done.stderr, "Traceback" in done.stderr) == (code, False, False)
 
 
 def test_missing_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,9 +231,11 @@ def test_same_bytes_whatever_the_hash_seed_the_folder_and_the_name(model: Path) 
 
 
 def test_modules_beside_the_model(model: Path) -> None:
-    Path("sizes.py").write_text("SIZE = 9\n")
+    Path("numbers_of_mine.py").write_text("SIZE = 9\n")
     model.write_text(
-        GOOD.replace("import Graph", "import Graph\nfrom sizes import SIZE").replace("size: int = 4", "size=SIZE")
+        GOOD.replace("import Graph", "import Graph\nfrom numbers_of_mine import SIZE").replace(
+            "size: int = 4", "size=SIZE"
+        )
     )
     assert main([str(model)]) == 0
     assert "f32[9]" in Path("out/model.py").read_text()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, compile_graph
-from meganeura_aot.emit import STYLE
+from meganeura_aot.emit import LINE
 from meganeura_aot.model_file import load_graphs
 from meganeura_aot.passes import CLEANUP, PASSES
 from meganeura_aot.reference import evaluate
@@ -46,7 +46,7 @@ def test_runner(name: str, golden: Compare) -> None:
 @pytest.mark.parametrize("name", RUNNERS)
 def test_runner_is_formatted_and_clean(name: str) -> None:
     text = (OUT / f"{name}.py").read_text()
-    assert black.format_str(text, mode=STYLE) == text
+    assert black.format_str(text, mode=black.Mode(line_length=LINE)) == text
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(OUT / f"{name}.py")]
     subprocess.run(command, check=True, capture_output=True)
 

@@ -48,6 +48,13 @@ def test_pointwise_broadcasts_of_every_size(size: int) -> None:
     harness.check(g, {"a": normal(2, size, 3), "b": normal(size, 1), "c": normal(2, 1, 1)}, twins=size == 33)
 
 
+def test_broadcasts_that_alternate() -> None:
+    g = Graph()
+    a, b, c = g.input("a", (2, 1, 3, 1, 4)), g.input("b", (5, 1, 6, 1)), g.input("c", (2, 5, 1, 6, 1))
+    g.set_outputs({"ab": a + b, "ac": c - a, "abc": g.where(b, a, c)})
+    harness.check(g, {"a": normal(2, 1, 3, 1, 4), "b": normal(5, 1, 6, 1, seed=1), "c": normal(2, 5, 1, 6, 1, seed=2)})
+
+
 @pytest.mark.parametrize("size", HUGE)
 def test_more_than_65535_workgroups(size: int) -> None:
     g = Graph()
@@ -117,6 +124,31 @@ def test_nothing() -> None:
     np.testing.assert_array_equal(got["product"], np.zeros((2, 3)))
     written = {d.name for d in compile_graph(g).plan.dispatches()}
     assert not [name for name in written if name.startswith(("transpose", "slice", "softmax", "max", "add"))]
+
+
+def test_values_computed_from_nothing() -> None:
+    """An empty scratch buffer is never home to anything else, and its readers may come before any write."""
+    g = Graph()
+    x, w = g.input("x", (3, 0)), g.input("w", (0, 4))
+    y = g.exp(g.tanh(g.sum(g.exp(x), axes=1)))
+    z = g.tanh(g.exp(x) @ w + 1.0)
+    g.set_outputs({"y": y, "z": z})
+    feeds = {"x": np.ones((3, 0), np.float32), "w": np.ones((0, 4), np.float32)}
+    for target in ("webgpu", "cpu"):
+        got = harness.check(g, feeds, target=target)
+        np.testing.assert_array_equal(got["y"], [1, 1, 1])
+
+
+def test_many_batch_dimensions() -> None:
+    """Coordinates c1 and c10 are not mixed up, and ranks may pass NumPy's 32 where nothing is computed there."""
+    g = Graph()
+    a, b = g.input("a", (1, 2) * 6 + (3, 4)), g.input("b", (2, 1) * 6 + (4, 5))
+    g.set_outputs({"y": a @ b})
+    feeds = {"a": normal(*a.shape), "b": normal(*b.shape, seed=1)}
+    harness.check(g, feeds, twins=False)
+    g = Graph()
+    g.set_outputs({"y": g.reshape(g.input("x", (1,) * 39 + (2,)) * 2.0, (2,))})
+    assert compile_graph(g).plan.entries[0].dispatches[0].constants == (("N", 2),)
 
 
 def test_product_over_nothing_has_its_epilogue() -> None:

@@ -167,7 +167,38 @@ def test_shared_names_must_agree() -> None:
         compile_graph({**graphs, "other": g})
 
 
-@pytest.mark.parametrize("name", ["reset", "load_weights", "not a name", "class", "_hidden", "b_x", ""])
+def test_one_entry_assigns_what_another_advances() -> None:
+    a, b = Graph(), Graph()
+    p = a.state("p", (), "u32")
+    a.assign(p, p + 3)
+    a.set_outputs([p * 2])
+    q = b.state("p", (), "u32")
+    b.advance(q, 1, limit=9)
+    b.set_outputs([q * 2])
+    with pytest.raises(GraphError, match="entry point 'a': writes state 'p', which 'b' advances"):
+        compile_graph({"a": a, "b": b})
+
+
+def test_an_output_keeps_its_buffer_when_another_entry_runs() -> None:
+    graphs = {}
+    for name in ("one", "two"):
+        g = Graph()
+        x, s = g.input("x", (4,)), g.state("s", (4,))
+        old = g.reshape(s, (2, 2))
+        g.assign(s, g.exp(g.sin(g.exp(x))))
+        g.set_outputs({"old": old})
+        graphs[name] = g
+    runner = harness.load(compile_graph(graphs))
+    runner.set_state("s", np.arange(4, dtype=np.float32))
+    runner.one(x=np.zeros(4, np.float32))
+    kept = runner.buffer("old", "one")
+    runner.two(x=np.ones(4, np.float32))
+    np.testing.assert_array_equal(np.frombuffer(runner.device.queue.read_buffer(kept, 0, 16), np.float32), [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "name", ["declare", "wgpu", "\ufb01", "reset", "load_weights", "not a name", "class", "_hidden", "b_x", ""]
+)
 def test_entry_names(name: str) -> None:
     g = Graph()
     g.set_outputs([g.input("x", (1,)) * 1.0])

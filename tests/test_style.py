@@ -208,8 +208,9 @@ def test_function_sizes() -> None:
 
 
 def test_inference_stub_size() -> None:
+    """Lines that say something: black decides about the empty ones."""
     files = [path for path in (ROOT / "runtime_stub").glob("*.py") if path.name not in NOT_IN_AN_INFERENCE_RUNNER]
-    sizes = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    sizes = {path.name: sum(map(bool, path.read_text(encoding="utf-8").splitlines())) for path in files}
     assert sum(sizes.values()) <= MAX_INFERENCE_STUB_LINES, sizes
 
 

@@ -1,6 +1,7 @@
 """The wheel, built from the sdist and installed where the checkout is not on the path, compiles a model."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,12 +55,11 @@ def test_distributions_hold_the_data(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     for folder in ("shaders", "runtime_stub"):
-        files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.*") if path.is_file()}
+        files = {name for name in files if not re.search(r"(^|/)(\.|__pycache__)", name)}
         assert files
-        for path in files:
-            name = path.relative_to(ROOT).as_posix()
-            assert name in in_sdist
-            assert f"meganeura_aot/_data/{name}" in in_wheel
+        assert files <= in_sdist
+        assert files == {name.removeprefix("meganeura_aot/_data/") for name in in_wheel if f"/_data/{folder}/" in name}
     strangers = {name.split("/")[0] for name in in_wheel} - {"meganeura_aot"}
     assert all(name.endswith(".dist-info") for name in strangers)
     assert not [name for name in in_sdist if name.startswith((".venv", ".cache", ".git/"))]

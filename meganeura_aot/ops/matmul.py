@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -162,7 +163,7 @@ def batch_text(spans: Sequence[bool], dims: Sequence[int]) -> str:
     coordinates = {line.split(" = ")[0].removeprefix("let "): line for line in _coordinates(spans, len(dims))}
     text = index_text(spans)
     for name, line in coordinates.items():
-        text = text.replace(name, f"({line.split(' = ')[1].rstrip(';')})")
+        text = re.sub(rf"\b{name}\b", f"({line.split(' = ')[1].rstrip(';')})", text)
     return text.replace("i /", "batch /").replace("(i %", "(batch %")
 
 

@@ -14,6 +14,7 @@ from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand
 
 GROUP = 256  # threads a workgroup
+LARGEST_F32 = float(np.finfo(np.float32).max)
 
 Array = np.ndarray[Any, Any]
 
@@ -40,6 +41,9 @@ class Pointwise(Op, register=False):
         """Broadcast the shapes; raises GraphError when they do not fit or the dtypes are not allowed."""
         if len(types) != self.arity:
             raise GraphError(f"{self.name}: expected {self.arity} inputs, got {len(types)}")
+        for name, value in self.attributes().items():
+            if isinstance(value, float) and not abs(value) <= LARGEST_F32:
+                raise GraphError(f"{self.name}: expected a finite {name}, got {value}")
         return TensorType(broadcast_shapes(self.name, [t.shape for t in types]), self.result_dtype(types))
 
     def result_dtype(self, types: Sequence[TensorType]) -> DType:
@@ -93,12 +97,16 @@ class Step:
 
 
 def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """NumPy's rule; raises GraphError with the shapes."""
-    try:
-        return tuple(np.broadcast_shapes(*shapes))
-    except ValueError:
-        got = " and ".join(str(list(shape)) for shape in shapes)
-        raise GraphError(f"{name}: expected shapes that broadcast together, got {got}") from None
+    """NumPy's rule for any rank; raises GraphError with the shapes."""
+    rank = max(map(len, shapes))
+    result = []
+    for sizes in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):
+        larger = {size for size in sizes if size != 1}
+        if len(larger) > 1:
+            got = " and ".join(str(list(shape)) for shape in shapes)
+            raise GraphError(f"{name}: expected shapes that broadcast together, got {got}")
+        result.append(larger.pop() if larger else 1)
+    return tuple(result)
 
 
 def evaluate_steps(steps: Sequence[Step], arrays: Sequence[Array]) -> Array:

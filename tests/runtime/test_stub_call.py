@@ -111,15 +111,25 @@ def test_outputs_are_picked_in_declaration_order(kinds: Kinds) -> None:
 
 
 def test_no_outputs_read_nothing_back(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "staging", None)
+    class NoMap(Exception):
+        pass
+
+    def map_sync(*_: Any) -> None:
+        raise NoMap
+
+    monkeypatch.setattr(scale._staging, "map_sync", map_sync)
     assert scale.run((), x=X) == {}
-    with pytest.raises((AttributeError, TypeError)):  # and with outputs it would have been used
+    with pytest.raises(NoMap):
         scale.run(x=X)
 
 
 def test_zero_size_alone_reads_nothing_back(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "staging", None)
+    monkeypatch.setattr(kinds._staging, "map_sync", None)
     assert kinds.run(("none",), **GIVEN)["none"].shape == (3, 0)
+
+
+def test_no_buffer_is_smaller_than_four_bytes(kinds: Kinds) -> None:
+    assert kinds.b_none.gpu.size == 4 and kinds.run(**GIVEN)["none"].shape == (3, 0)
 
 
 def test_arrays_are_fresh_and_writable(scale: Scale) -> None:
@@ -129,6 +139,23 @@ def test_arrays_are_fresh_and_writable(scale: Scale) -> None:
     assert np.array_equal(first, kept) and np.array_equal(second, -kept)
     first[:] = 9
     assert np.array_equal(second, -kept)
+
+
+@pytest.mark.parametrize("when", ["pending", "mapped"])
+def test_an_interrupted_read_back_does_no_harm(scale: Scale, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    staging = scale._staging
+
+    def map_sync(mode: int, *span: int) -> None:
+        promise = staging.map_async(mode, *span)
+        if when == "mapped":
+            promise.sync_wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(staging, "map_sync", map_sync)
+    with pytest.raises(KeyboardInterrupt):
+        scale.run(x=X)
+    assert staging.map_state == when
+    assert np.array_equal(scale.run(x=X)["y"], X * 3) and scale._staging is not staging
 
 
 def test_constants_are_exact_to_the_bit(kinds: Kinds) -> None:
@@ -156,7 +183,7 @@ def test_a_refused_call_uploads_and_encodes_nothing(gpu: Any, monkeypatch: pytes
     runner.set_state("position", 6)
     touched: list[str] = []
     monkeypatch.setattr(runner, "upload", lambda *_: touched.append("upload"))
-    monkeypatch.setattr(runner, "record", lambda *_: touched.append("record"))
+    monkeypatch.setattr(runner, "encode_decode", lambda *_: touched.append("encode"))
     for outputs, inputs in (
         (None, {"x": [1, 2, 3, 4]}),
         (("nope",), {"x": [1, 2, 3, 4]}),

@@ -42,10 +42,17 @@ def test_a_larger_buffer_is_fine(scale: Scale, gpu: Any) -> None:
     assert np.array_equal(scale.run(x=make(gpu, np.arange(64, dtype=np.float32)))["y"], X * 2)
 
 
-def test_one_bind_group_is_made_for_each_buffer(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, made = Decode(gpu), []
-    create = gpu.create_bind_group
-    monkeypatch.setattr(gpu, "create_bind_group", lambda **more: made.append(1) or create(**more))
+def test_the_runner_s_own_input_buffer_keeps_what_it_holds(gpu: Any, spy: Any) -> None:
+    runner = InPlace(gpu)
+    assert runner.run(a=[1, 2], b=[3, 4])["a"].tolist() == [6, 7]
+    made = spy(gpu, "create_bind_group")
+    assert runner.run(a=runner.b_a.gpu, b=runner.b_b.gpu)["a"].tolist() == [11, 12]
+    assert not made
+
+
+def test_one_bind_group_is_made_for_each_buffer(gpu: Any, spy: Any) -> None:
+    runner = Decode(gpu)
+    made = spy(gpu, "create_bind_group")
     first, second = make(gpu, np.ones(4, np.float32)), make(gpu, np.full(4, 3, np.float32))
     for _ in range(3):
         assert runner.decode(x=first)["z"].tolist() == [2] * 4
@@ -77,13 +84,28 @@ def test_an_output_that_is_this_input_reads_the_buffer(gpu: Any) -> None:
 
 
 def test_too_small(scale: Scale, gpu: Any) -> None:
-    with pytest.raises(ValueError, match="input 'x' of run.*24 bytes.*got 20 bytes"):
+    with pytest.raises(ValueError, match="input 'x' of run.*24 bytes; got a buffer of 20 bytes"):
         scale.run(x=make(gpu, np.zeros(5, np.float32)))
 
 
 def test_without_storage_usage(scale: Scale, gpu: Any) -> None:
     with pytest.raises(ValueError, match="input 'x' of run.*STORAGE"):
         scale.run(x=make(gpu, X, ("COPY_DST", "COPY_SRC")))
+
+
+def test_still_mapped(scale: Scale, gpu: Any) -> None:
+    buffer = gpu.create_buffer(size=24, usage=scale.wgpu.BufferUsage.STORAGE, mapped_at_creation=True)
+    with pytest.raises(ValueError, match="input 'x' of run.*mapped"):
+        scale.run(x=buffer)
+    buffer.unmap()
+    assert not scale.run(x=buffer)["y"].any()
+
+
+def test_destroyed_before_it_is_seen(scale: Scale, gpu: Any) -> None:
+    buffer = make(gpu, X)
+    buffer.destroy()
+    with pytest.raises(ValueError, match="(?s)input 'x' of run.*destroyed"):
+        scale.run(x=buffer)
 
 
 def test_of_another_device(scale: Scale) -> None:
@@ -108,6 +130,6 @@ def test_where_the_host_must_know_the_number(gpu: Any) -> None:
 def test_refusal_comes_before_any_upload(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = InPlace(gpu)
     monkeypatch.setattr(runner, "upload", None)
-    monkeypatch.setattr(runner, "record", None)
+    monkeypatch.setattr(runner, "encode_run", None)
     with pytest.raises(ValueError, match="input 'b'"):
         runner.run(a=[1, 2], b=make(gpu, np.zeros(1, np.float32)))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .runners import Decode, Kinds
+from .runners import STEP, Decode, Kinds
 
 X = [1, 2, 3, 4]
 
@@ -17,7 +17,7 @@ def decode(gpu: Any) -> Decode:
 
 def position(runner: Decode) -> tuple[int, int]:
     """Where the GPU and where the host believes the position to be."""
-    return int(runner.get_state("position")), int(runner.positions[runner.b_position])
+    return int(runner.get_state("position")), int(runner._positions[runner.b_position])
 
 
 def test_states_start_at_zero_even_in_used_memory(gpu: Any) -> None:
@@ -65,6 +65,24 @@ def test_an_advance_by_an_input(decode: Decode) -> None:
     assert position(decode) == (8, 8)
 
 
+def test_two_advances_of_one_state_add_up(gpu: Any) -> None:
+    class Twice(Decode):
+        def buffers(self) -> None:
+            super().buffers()
+            self.advance("decode", self.b_position, 2, limit=8)
+
+        def encode_decode(self, encoder: Any) -> None:
+            encoder.dispatch(self.pipeline(STEP, N=1, STEP=5), self.g_step_0, 1)
+
+    runner = Twice(gpu)
+    runner.decode(x=X)
+    assert position(runner) == (5, 5)
+    runner.set_state("position", 4)
+    with pytest.raises(RuntimeError, match="at 7, 2 more"):
+        runner.decode(x=X)
+    assert position(runner) == (4, 4)
+
+
 def test_the_largest_row_counts(decode: Decode) -> None:
     decode.set_state("rows", [7, 100])
     with pytest.raises(RuntimeError, match=r"'rows'.*at 100, 1 more"):
@@ -97,7 +115,7 @@ def test_set_state_beyond_the_limit_is_caught_by_the_next_call(decode: Decode) -
         decode.decode(x=X)
 
 
-@pytest.mark.parametrize("broken", ["record", "upload"])
+@pytest.mark.parametrize("broken", ["encode_decode", "upload"])
 def test_a_call_that_fails_before_submission_moves_nothing(
     decode: Decode, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:

@@ -28,14 +28,21 @@ class Two(ModelRunner):
         self.b_n = self.parameter("n", (2,), "i32", nbytes=8)
         self.b_u = self.parameter("u", (), "u32", nbytes=4)
         self.b_e = self.parameter("e", (0, 4), nbytes=0)
-        for buffer in (self.b_f, self.b_n, self.b_u, self.b_e):
+        self.b_z = self.parameter("z", (0,), "u32", nbytes=0)
+        for buffer in (self.b_f, self.b_n, self.b_u, self.b_e, self.b_z):
             self.output("run", buffer.name, buffer, buffer.shape, buffer.dtype)
 
     def encode_run(self, encoder: Any) -> None:
         pass
 
 
-GOOD = {"f": np.ones(5, np.float32), "n": np.array([1, -2]), "u": np.array(3), "e": np.zeros((0, 4), np.float32)}
+GOOD = {
+    "f": np.ones(5, np.float32),
+    "n": np.array([1, -2]),
+    "u": np.array(3),
+    "e": np.zeros((0, 4), np.float32),
+    "z": np.zeros(0, int),
+}
 
 
 @pytest.fixture
@@ -81,7 +88,12 @@ BF16 = {0x3F80: 1.0, 0xC2A0: -80.0, 0x7F80: np.inf, 0x0080: 1.1754944e-38, 0x000
     ],
 )
 def test_floats_become_f32(two: Two, write: Callable[..., Path], dtype: str, raw: bytes, expected: Any) -> None:
-    rest = [("n", "I8", [2], b"\x01\xff"), ("u", "BOOL", [], b"\x01"), ("e", dtype, [0, 4], b"")]
+    rest = [
+        ("n", "I8", [2], b"\x01\xff"),
+        ("u", "BOOL", [], b"\x01"),
+        ("e", dtype, [0, 4], b""),
+        ("z", "I64", [0], b""),
+    ]
     two.load_weights(write([("f", dtype, [5], raw), *rest]))
     expected = np.frombuffer(raw, np.float16) if expected is None else expected
     out = run(two)
@@ -96,7 +108,13 @@ def test_floats_become_f32(two: Two, write: Callable[..., Path], dtype: str, raw
 def test_integers_load_into_integer_parameters(two: Two, write: Callable[..., Path], dtype: str) -> None:
     numpy = np.dtype(bool if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
     n, u = np.array([0, 1]).astype(numpy).tobytes(), np.array(1).astype(numpy).tobytes()
-    given = [("f", "F32", [5], f32(np.ones(5))), ("n", dtype, [2], n), ("u", dtype, [], u), ("e", "F32", [0, 4], b"")]
+    given = [
+        ("f", "F32", [5], f32(np.ones(5))),
+        ("n", dtype, [2], n),
+        ("u", dtype, [], u),
+        ("e", "F32", [0, 4], b""),
+        ("z", "U8", [0], b""),
+    ]
     two.load_weights(write(given))
     assert run(two)["n"].tolist() == [0, 1] and run(two)["u"] == 1
 
@@ -120,7 +138,7 @@ def test_integers_load_into_integer_parameters(two: Two, write: Callable[..., Pa
 def test_what_does_not_fit_is_refused(two: Two, name: str, value: Any, message: str) -> None:
     with pytest.raises(WeightError, match=message):
         two.load_weights(GOOD | {name: value})
-    assert two.missing == ["f", "n", "u", "e"]
+    assert two._missing == ["f", "n", "u", "e", "z"]
 
 
 def test_mappings_load(two: Two) -> None:
@@ -154,11 +172,11 @@ def test_unused_tensors_are_allowed_when_not_strict(two: Two) -> None:
 
 
 def test_running_before_weights_names_them(two: Two) -> None:
-    with pytest.raises(RuntimeError, match="two.*f, n, u, e"):
+    with pytest.raises(RuntimeError, match="two.*f, n, u, e, z"):
         run(two)
     with pytest.raises(WeightError):
         two.load_weights({})
-    with pytest.raises(RuntimeError, match="f, n, u, e"):
+    with pytest.raises(RuntimeError, match="f, n, u, e, z"):
         run(two)
 
 
@@ -210,9 +228,8 @@ HEADERS: dict[str, Any] = {
     "a list": [1],
     "a number": 7,
     "a string": "abc",
-    "null": None or b"null",
-    "metadata that is a list": {"__metadata__": []},
-    "metadata that is a string": {"__metadata__": "x"},
+    "metadata that is a list": {"__metadata__": [], "a": entry()},
+    "metadata that is a string": {"__metadata__": "x", "a": entry()},
     "an entry that is a list": {"a": []},
     "an entry that is null": {"a": None},
     "an entry that is a number": {"a": 3},
@@ -248,12 +265,14 @@ HEADERS: dict[str, Any] = {
     "negative offsets": {"a": entry(offsets=[-8, 0])},
     "reversed offsets": {"a": entry(offsets=[8, 0])},
     "reversed offsets of nothing": {"a": entry(shape=[0], offsets=[0, -8])},
+    "boolean offsets": {"a": entry(offsets=[False, 8])},
     "float offsets": {"a": entry(offsets=[0.0, 8.0])},
     "NaN offsets": {"a": entry(offsets=[NAN, NAN])},
     "offsets out of bounds": {"a": entry(shape=[4], offsets=[0, 16])},
     "huge offsets": {"a": entry(offsets=[2**64, 2**64 + 8])},
     "nothing out of bounds": {"a": entry(), "b": entry(shape=[0], offsets=[99, 99])},
     "overlap": {"a": entry(), "b": entry(shape=[1], offsets=[4, 8])},
+    "overlap at the start only": {"a": entry("U8", [6], [0, 6]), "b": entry("U8", [2], [4, 8])},
     "the same bytes": {"a": entry(), "b": entry()},
     "a hole at the start": {"a": entry(shape=[1], offsets=[4, 8])},
     "a hole in the middle": {"a": entry("U8", [2], [0, 2]), "b": entry("U8", [2], [6, 8])},
@@ -278,6 +297,15 @@ def test_a_lying_header_length(write: Callable[..., Path], length: int) -> None:
     path = write([("a", "F32", [2], bytes(8))], length=length)
     assert path.stat().st_size < 80
     with pytest.raises(WeightError, match="w.safetensors"):
+        read_safetensors(path)
+
+
+def test_a_header_of_150_megabytes_is_not_even_read(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", 150_000_000))
+        file.truncate(200_000_000)
+    with pytest.raises(WeightError, match="150000000 bytes in a file of 200000000"):
         read_safetensors(path)
 
 
@@ -309,6 +337,41 @@ def test_random_damage_is_never_worse_than_a_weight_error(write: Callable[..., P
     assert refused > 200
 
 
+def test_init_weights_differ_from_name_to_name(gpu: Any) -> None:
+    class Uniform(ModelRunner):
+        def buffers(self) -> None:
+            for name in ("a", "b"):
+                buffer = self.parameter(name, (64,), nbytes=256, init=("uniform", 0.5))
+                self.output("run", name, buffer, (64,))
+
+        def encode_run(self, encoder: Any) -> None:
+            pass
+
+    runner = Uniform(gpu)
+    runner.init_weights(0)
+    a, b = run(runner).values()
+    assert not np.isin(a, b).any() and a.min() < -0.25 and a.max() > 0.25 and np.abs([a, b]).max() <= 0.5
+
+
+@pytest.mark.parametrize("init", ["zeros", "ones", ("uniform", 0.5), ("normal", 2.0)])
+def test_init_weights_of_scalars_integers_and_nothing(gpu: Any, init: Any) -> None:
+    class Odd(ModelRunner):
+        def buffers(self) -> None:
+            for name, shape, dtype in (("scalar", (), "f32"), ("nothing", (0, 2), "f32"), ("n", (2,), "i32")):
+                buffer = self.parameter(name, shape, dtype, nbytes=4 * int(np.prod(shape)), init=init)
+                self.output("run", name, buffer, shape, dtype)
+
+        def encode_run(self, encoder: Any) -> None:
+            pass
+
+    runner = Odd(gpu)
+    runner.init_weights(0)
+    out = run(runner)
+    assert out["scalar"].shape == () and out["nothing"].shape == (0, 2)
+    if isinstance(init, str):
+        assert out["scalar"] == (init == "ones") and out["n"].tolist() == [init == "ones"] * 2
+
+
 def test_init_weights_depend_on_seed_and_name_only(gpu: Any) -> None:
     class Reordered(Kinds):
         def buffers(self) -> None:
@@ -331,7 +394,7 @@ def test_init_weights_depend_on_seed_and_name_only(gpu: Any) -> None:
 
 
 def test_init_weights_names_parameters_without_init(two: Two) -> None:
-    with pytest.raises(RuntimeError, match="without init: f, n, u, e"):
+    with pytest.raises(RuntimeError, match="without init: f, n, u, e, z"):
         two.init_weights(0)
-    with pytest.raises(RuntimeError, match="f, n, u, e"):
+    with pytest.raises(RuntimeError, match="f, n, u, e, z"):
         run(two)
