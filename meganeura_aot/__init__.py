@@ -11,10 +11,13 @@ from .errors import (
     ModelError,
     PlanError,
 )
+from .ops.attention import Causal, Full, Window
 from .tensor import Tensor
 from .version import VERSION as __version__
 
 __all__ = [
+    "Causal",
+    "Full",
     "GradientError",
     "Graph",
     "GraphError",
@@ -25,6 +28,7 @@ __all__ = [
     "PlanError",
     "Program",
     "Tensor",
+    "Window",
     "__version__",
     "compile_graph",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .builder_attention import AttentionOperators
 from .builder_gather import GatherOperators
 from .builder_norm import NormOperators
 from .errors import GraphError
@@ -53,7 +54,7 @@ def locate_errors(cls: type[Graph]) -> type[Graph]:
 
 
 @locate_errors
-class Graph(GatherOperators, NormOperators):
+class Graph(GatherOperators, NormOperators, AttentionOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
     def __init__(self) -> None:

@@ -43,6 +43,15 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         values = 1e4 + rng.normal(size=shape) * 2
     elif recipe == "probability":  # exactly 0 and 1 among them
         values = np.clip(rng.uniform(-0.2, 1.2, shape), 0, 1)
+    elif recipe == "one nan":
+        values = rng.normal(size=shape)
+        values.reshape(-1)[rng.integers(values.size)] = np.nan
+    elif recipe.startswith("mask"):  # to be added to scores: a third hides, and all of the first row (the last axis)
+        hiding = rng.choice([-np.inf, -1e9, -3.4e38], shape)
+        values = np.where(rng.random(shape) < 0.3, hiding, rng.normal(size=shape))
+        values.reshape(-1, shape[-1])[0] = hiding.reshape(-1, shape[-1])[0]
+        if recipe == "mask with nan":
+            values.reshape(-1, shape[-1])[-1, 0] = np.nan
     elif recipe == "special":
         values = rng.choice(SPECIAL, shape)
         values.reshape(-1)[: len(SPECIAL)] = rng.permutation(SPECIAL)[: values.size]

@@ -30,6 +30,7 @@ NO_SAMPLES = {
     "assign",
     "advance",
     "advance_counter",
+    "cache_write",
 }  # leaves and states: test_states.py
 
 

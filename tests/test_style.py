@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
     {"builder_ops"},
     {"builder_gather"},
     {"builder_norm"},
+    {"builder_attention"},
     {"builder"},
     {"autodiff", "reference", "passes"},
     {"kernel"},

@@ -53,8 +53,25 @@ def loss_bound(op: Any, *inputs: Array) -> Array:
     return (RTOL + ATOL) * op.magnitude(*inputs) + SMALLEST_NORMAL
 
 
-# The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs.
-BOUNDS: dict[str, Callable[..., Array]] = {
+def attention_bound(op: Any, q: Array, k: Array, v: Array, *extras: Array) -> tuple[Array, Array]:
+    """The allowed errors of attention and of its log-sum-exp: those of a product over head_dim and one over the keys."""
+    size = op.sizes(q, k)
+    _, seen = op.scores(q, k, *extras)
+    largest = op.per_head(np.abs(q), size.heads, size) @ op.per_head(np.abs(k), size.kv_heads, size).swapaxes(-1, -2)
+    in_scores = np.sqrt(size.head_dim) * abs(op.factor(size)) * largest.max(-1, initial=0, where=seen, keepdims=True)
+    plain = op.reference(q, k, np.abs(v), *extras)
+    mean = op.per_head(plain[0] if op.with_lse else plain, size.heads, size)
+    out = CONTRACTION * (in_scores + np.sqrt(size.keys)) * mean
+    lse = CONTRACTION * (in_scores[..., 0] + np.sqrt(size.keys))
+    if op.with_lse:
+        lse += pointwise_bound(plain[1]).reshape(lse.shape)
+    return out.transpose(0, 2, 1, 3).reshape(q.shape) + SMALLEST_NORMAL, lse.reshape(*q.shape[:-2], *lse.shape[1:])
+
+
+# The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs; a tuple for
+# operators of several outputs, whose shapes differ.
+BOUNDS: dict[str, Callable[..., Any]] = {
+    "attention": attention_bound,
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
     "sum": sum_bound,
     "mean": sum_bound,
@@ -69,6 +86,9 @@ def bound(op: Op, inputs: Sequence[Array], ref: Array) -> Array:
         return np.zeros(ref.shape)
     if op.name in BOUNDS:
         return BOUNDS[op.name](op, *inputs)
+    if op.tolerance in ("contraction", "sum"):
+        allowed = BOUNDS[op.name](op, *inputs)
+        return next(a for a in allowed if a.shape == ref.shape) if isinstance(allowed, tuple) else allowed
     return pointwise_bound(ref)
 
 

@@ -1,0 +1,180 @@
+"""The builder's attention and key-value caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .builder_ops import Operators
+from .errors import GraphError
+from .graph import Value
+from .op import Op
+from .ops.attention import Attention, Causal, Full, Mask, Window
+from .ops.cache import CacheWrite
+from .tensor import Tensor
+
+FULL = Full()
+
+
+class AttentionOperators(Operators):
+    """q is [B, S, heads * head_dim], k and v are [B, T, kv_heads * head_dim]; all of rank 2 means B = 1.
+
+    kv_heads None: as many as heads; otherwise each serves heads / kv_heads of q. head_dim is read off q, and checked
+    where it is given. Options of all: attn_mask is added to the scores; it broadcasts to [B, heads, S, T], and -1e9 or
+    less, -inf included, hides a key. scale None: 1 / sqrt(head_dim). soft_cap c: scores become c * tanh(score / c),
+    before attn_mask. A query that sees no key gives 0; a hidden key has no influence, even when it is NaN.
+    """
+
+    def _state_leaf(self, action: str, tensor: Tensor) -> Value:
+        raise NotImplementedError
+
+    def _write(self, leaf: Value, op: Op, operands: list[Tensor]) -> Tensor:
+        raise NotImplementedError
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        mask: Mask = FULL,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """softmax(scale * q @ k^T + attn_mask) @ v over the keys that `mask` shows: Full(), Causal() or Window(n)"""
+        op = Attention(heads, kv_heads or heads, mask, scale, soft_cap)
+        return self._attend(op, head_dim, q, k, v, attn_mask)
+
+    def attention_with_lse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        mask: Mask = FULL,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`attention`, and log(sum(exp(scores))) as [B, heads, S], -3.4e38 where a query sees no key"""
+        op = Attention(heads, kv_heads or heads, mask, scale, soft_cap, with_lse=True)
+        out = self._attend(op, head_dim, q, k, v, attn_mask)
+        return out, Tensor(out.graph, Value(out.value.node, 1), op.inferred(q.type, k.type, v.type)[1])
+
+    def full_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Every query sees every key"""
+        return self.attention(q, k, v, heads, kv_heads, head_dim, **options)
+
+    def cross_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Every query sees every key, of which there may be more or fewer than queries"""
+        return self.attention(q, k, v, heads, kv_heads, head_dim, **options)
+
+    def multi_head_attn(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        is_cross: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        """Every query sees every key; is_cross says whether k and v come from elsewhere, and changes nothing"""
+        return self.attention(q, k, v, heads, kv_heads, head_dim, **options)
+
+    def causal_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        offset: int = 0,
+        **options: Any,
+    ) -> Tensor:
+        """Query i sees keys 0 .. offset + i: offset 0 aligns the starts, as in PyTorch and ONNX, T - S the ends"""
+        return self.attention(q, k, v, heads, kv_heads, head_dim, Causal(offset), **options)
+
+    def sliding_window_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        window: int = 0,
+        offset: int = 0,
+        **options: Any,
+    ) -> Tensor:
+        """Query i sees the last `window` keys up to offset + i, that one included"""
+        return self.attention(q, k, v, heads, kv_heads, head_dim, Window(window, offset), **options)
+
+    # caches: write, attend, then advance the position
+
+    def cache_write(self, cache: Tensor, rows: Tensor, position: Tensor, ring: bool = False) -> Tensor:
+        """Write rows [B, n, D] into the state `cache` [B, size, D] from row `position` on; u32, one or one a batch item.
+
+        Every later use of the cache's handle sees them. Rows past the end are dropped, so let
+        `advance(position, n, limit=size)` raise first: write, attend, then advance, all in one entry point.
+        ring: position p is row p % size, for attention over a window.
+        """
+        return self._write(
+            self._state_leaf("cache_write", cache), CacheWrite(ring), [self.lift(rows), self.lift(position)]
+        )
+
+    def cached_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        position: Tensor,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        window: int | None = None,
+        ring: bool = False,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Query i sees rows 0 .. position + i of the caches, or the last `window` of them.
+
+        position: where `cache_write` put the row of the first query, before `advance`. ring: as in `cache_write`; the
+        caches need window + S - 1 rows or more.
+        """
+        mask = Causal() if window is None else Window(window)
+        op = Attention(heads, kv_heads or heads, mask, scale, soft_cap, ring)
+        return self._attend(op, head_dim, q, k_cache, v_cache, attn_mask, position)
+
+    def _attend(self, op: Attention, head_dim: int | None, q: Tensor, *inputs: Tensor | None) -> Tensor:
+        if head_dim is not None and q.type.size and q.shape[-1] != op.heads * head_dim:
+            raise GraphError(f"attention: expected {op.heads} heads of {head_dim} in the last axis of q, got {q.type}")
+        return self.apply(op, q, *(x for x in inputs if x is not None))
