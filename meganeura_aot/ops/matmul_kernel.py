@@ -208,7 +208,7 @@ def _outer(
         "slices": slices,
         "unroll": _unroll(k, slices, (8, 4, 3, 2)) if slices > 1 else 1,
         "a_vec": 1,
-        "b_vec": 4 if not trans_b and n % 4 == 0 else 1,
+        "b_vec": 4 if not trans_b and n % 4 == 0 and k > 0 else 1,  # an empty buffer holds no vec4
         "edge_m": m % rows != 0,
         "edge_n": n % (cols * lanes) != 0,
     }
