@@ -23,6 +23,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -201,12 +202,9 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = np.memmap(path, np.uint8, "r")
         start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if end > min(data.size, 100_000_000):
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}")
-        text = data[8:end].tobytes().decode()
-        if text[:1] != "{":
-            raise ValueError(f"begins with {text[:1]!r}")
-        header = json.loads(text, object_pairs_hook=unique_names)
+        if end > min(data.size, 100_000_000) or data[8:9].tobytes() != b"{":
+            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {data[8:9].tobytes()!r}")
+        header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
         header.pop("__metadata__", {}).items()
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
@@ -318,7 +316,6 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
-    closed = False
     parameters = property(lambda self: self._named("parameter").types())
     states = property(lambda self: self._named("state").types())
     inputs = property(lambda self: self.entries[self._only].inputs)
@@ -354,7 +351,7 @@ class ModelRunner:
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
         self._only = names[0] if len(self.entries) == 1 else None
-        self._lock, self._declared = threading.RLock(), list[Buffer]()
+        self._lock, self.closed, self._declared = threading.RLock(), False, list[Buffer]()
         self._positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
         self.buffers()
         self._missing = list(self.parameters)
@@ -405,8 +402,7 @@ class ModelRunner:
 
     @guarded
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
-        """With nbytes, declare scratch; without, the GPU's buffer of an output, else of a state or parameter: a loan,
-        for the process ends when a buffer is destroyed that the next call uses."""
+        """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter: destroy none."""
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
         found = {e.results[name].data for e in self.entries.values() if entry in (None, e.name) and name in e.results}
@@ -456,8 +452,7 @@ class ModelRunner:
         """Run an entry point once; everything is checked before anything is uploaded or encoded."""
         target = self.entries[entry]
         if isinstance(outputs, str) or not (outputs is None or np.iterable(outputs)):
-            example = f"expected a tuple of names, such as {tuple(target.results)[:1]}"
-            raise ValueError(f"outputs of {entry}: {example}, got {outputs!r}")
+            raise ValueError(f"outputs of {entry}: expected a tuple of some of {list(target.results)}, got {outputs!r}")
         wanted = {target.results[name] for name in (target.results if outputs is None else outputs)}
         results = [result for result in target.results.values() if result in wanted]
         arrays, foreign, positions = self._prepare(target, inputs)
@@ -470,28 +465,22 @@ class ModelRunner:
         getattr(self, f"encode_{entry}")(Encoder(compute_pass, foreign))
         compute_pass.end()
         while True:
-            size, part = 0, list[Buffer]()
+            size, part, data = 0, list[Buffer](), memoryview(b"")
             while results and size + results[0].nbytes <= self._staging.size:
                 part.append(b := results.pop(0))
                 commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
                 size += b.nbytes
             self.device.queue.submit([commands.finish()])
             self._positions |= positions
-            outcome |= self._read_back(part, size)
+            if size:
+                self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
+                data = self._staging.read_mapped(0, size)
+                self._staging.unmap()
+            for b in part:
+                outcome[b.name], data = b.array(data), data[b.nbytes :]
             if not results:
                 return outcome
             commands = self.device.create_command_encoder(label=entry)
-
-    def _read_back(self, part: list[Buffer], size: int) -> dict[str, Any]:
-        """Outputs that were copied to the staging buffer one after the other."""
-        outcome, data = {}, memoryview(b"")
-        if size:
-            self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
-            data = self._staging.read_mapped(0, size)
-            self._staging.unmap()
-        for b in part:
-            outcome[b.name], data = b.array(data), data[b.nbytes :]
-        return outcome
 
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
@@ -541,8 +530,7 @@ class ModelRunner:
         return given
 
     def upload(self, buffer: Buffer, array: Any) -> None:
-        if odd := array.nbytes % 4:  # an f16 is left over
-            array = np.pad(array.ravel(), (0, odd // array.itemsize))
+        array = np.pad(array.ravel(), (0, 1)) if array.nbytes % 4 else array  # f16, an odd number of them
         if array.nbytes:
             self.device.queue.write_buffer(buffer.gpu, 0, array)
 
@@ -576,8 +564,7 @@ class ModelRunner:
             rng, init = np.random.default_rng([seed, *b.name.encode()]), b.data or default
             kind, scale = (init, 0) if isinstance(init, str) else init
             drawn = rng.random(b.shape, "f4") * 2 - 1 if kind == "uniform" else rng.standard_normal(b.shape, "f4")
-            with np.errstate(over="ignore"):
-                self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
+            self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
         self._missing = []
 
     @guarded
@@ -628,13 +615,12 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
         passes = [(names[work[1]], lambda encoder, work=work: encoder.dispatch(*work)) for work in target.work]
         del passes[2048:]  # a query set holds no more
     stamped, slot = runner.has("timestamp-query"), -(-16 * len(passes) // 256) * 256
-    kept = max(1, min(count, 2**27 // slot))  # runs whose ticks there is room for: the last ones
-    if stamped:
-        queries = device.create_query_set(type="timestamp", count=2 * len(passes))
-        ticks = device.create_buffer(size=kept * slot, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+    kept = max(1, min(count, 2**20 // slot))  # so many runs' ticks are kept, the last ones
+    ticks = device.create_buffer(size=kept * slot, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+    queries = stamped and device.create_query_set(type="timestamp", count=2 * len(passes))
 
-    def run(times: int) -> float:
-        """Wall seconds of so many runs in a row, with one wait for the GPU at their end."""
+    def run(times: int) -> tuple[float, Any]:
+        """Wall seconds of runs in a row and one wait; the ticks at the begin and end of each pass of the last ones."""
         start = time.perf_counter()
         for number in range(times):
             try:
@@ -653,28 +639,21 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
                 commands.resolve_query_set(queries, 0, 2 * len(passes), ticks, number % kept * slot)
             device.queue.submit([commands.finish()])
             runner._positions |= positions
-        device.queue.read_buffer(ticks if stamped else runner._declared[0].gpu, 0, 4)
-        return time.perf_counter() - start
+        read = np.frombuffer(device.queue.read_buffer(ticks), np.int64).reshape(kept, -1)  # waits for the GPU
+        return time.perf_counter() - start, read[:, : 2 * len(passes)].reshape(kept, -1, 2)
 
-    def read() -> Any:
-        """The ticks at the begin and the end of each pass, by run."""
-        data = np.frombuffer(device.queue.read_buffer(ticks), np.int64).reshape(kept, -1)
-        return data[:, : 2 * len(passes)].reshape(kept, -1, 2)
-
-    run(1)
-    first, began = read().max() if stamped else 0, time.perf_counter()
+    first, began = run(1)[1].max(), time.perf_counter()
     while time.perf_counter() - began < 1:
-        run(1 + int(0.02 / run(1)))
-    wall = 1e3 * run(count) / count
-    lasted = time.perf_counter() - began
+        run(1 + int(0.02 / run(1)[0]))
+    wall, read = run(count)
+    # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
+    tick = 1e3 * (time.perf_counter() - began) / max(1, read.max() - first)
     print(f"{runner.name} {entry}, ms a run on {device.adapter.summary}")
-    print(f"{wall:10.3f}  wall, {count} runs in a row, with encoding and one wait")
+    print(f"{1e3 * wall / count:10.3f}  wall, {count} runs in a row, with encoding and one wait")
     if not stamped:
         print("GPU time is not known: this device has no timestamp-query")
         return
-    # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
-    tick = 1e3 * lasted / max(1, read().max() - first)
-    gpu = np.diff(read())[..., 0] * (1e-6 if 0.98e-6 < tick < 1.02e-6 else tick)
+    gpu = np.diff(read)[..., 0] * (1e-6 if 0.98e-6 < tick < 1.02e-6 else tick)
     medians = np.median(gpu, 0)
     print(f"{np.median(gpu.sum(1)):10.3f} {gpu.sum(1).min():10.3f}  GPU, median and least")
     for median, least, (name, _) in sorted(zip(medians, gpu.min(0), passes), reverse=True) if each else ():
@@ -702,8 +681,8 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
         args = parser.parse_args(arguments)
         if not args.entry and not (args.list or args.doctor):
             parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
-        if args.bench < 0 or any("=" not in text for text in args.input) or args.output == "":
-            parser.error("--bench takes a positive number, --input NAME=FILE.npy, --output a file")
+        if args.bench < 0 or any("=" not in text for text in args.input):
+            parser.error("--bench takes a positive number, --input NAME=FILE.npy")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if args.list:
@@ -718,21 +697,23 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
             raise  # a defect of the runner, not of what it was given
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"{parser.prog}: {error}")
     finally:
-        drop_unwritten()
-
-
-def drop_unwritten() -> None:
-    """What stdout does not take is dropped, or Python would complain as it ends."""
-    try:
-        print(end="", flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            print(end="", flush=True)
+        except OSError:  # what stdout does not take is dropped, or Python would complain as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
-    target = args.output and output_file(args.output)
+    target = Path(args.output).resolve() if args.output is not None else None
+    if target and not target.is_file() and (target.exists() or not target.parent.is_dir() or args.output[-1:] == "/"):
+        raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
-    inputs = {name: read_npy(path) for name, path in inputs.items()}
+    for name, path in inputs.items():
+        with open(path, "rb") as file:
+            try:
+                inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
+            except Exception as error:
+                raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
     timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
         if args.weights:
@@ -755,26 +736,7 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
         print(f"{name}: {array.dtype}{list(array.shape)}{values}")
 
 
-def read_npy(path: str) -> Any:
-    """The array in a file that is not trusted."""
-    with open(path, "rb") as file:
-        try:
-            return np.lib.format.read_array(file, allow_pickle=False)
-        except Exception as error:
-            raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
-
-
-def output_file(path: str) -> str:
-    """Where links lead to, refused before the run when no file can be put there."""
-    target = os.path.realpath(path)
-    if path.endswith(("/", os.sep)) or (os.path.lexists(target) and not os.path.isfile(target)):
-        raise ValueError(f"--output {path}: expected a file, got a folder, a device or a pipe")
-    if not os.path.isdir(os.path.dirname(target)):
-        raise ValueError(f"--output {path}: there is no such folder")
-    return target
-
-
-def save_npz(path: str, arrays: dict[str, Any]) -> None:
+def save_npz(path: str | Path, arrays: dict[str, Any]) -> None:
     """As np.savez, but for any name, and all or nothing."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
@@ -784,8 +746,7 @@ def save_npz(path: str, arrays: dict[str, Any]) -> None:
                     np.lib.format.write_array(member, array, allow_pickle=False)
         os.replace(temporary, path)
     finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+        Path(temporary).unlink(missing_ok=True)
 
 
 # ==== Shaders ====

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
         args = parser.parse_args(arguments)
         if not args.entry and not (args.list or args.doctor):
             parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
-        if args.bench < 0 or any("=" not in text for text in args.input) or args.output == "":
-            parser.error("--bench takes a positive number, --input NAME=FILE.npy, --output a file")
+        if args.bench < 0 or any("=" not in text for text in args.input):
+            parser.error("--bench takes a positive number, --input NAME=FILE.npy")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if args.list:
@@ -48,21 +49,23 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
             raise  # a defect of the runner, not of what it was given
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"{parser.prog}: {error}")
     finally:
-        drop_unwritten()
-
-
-def drop_unwritten() -> None:
-    """What stdout does not take is dropped, or Python would complain as it ends."""
-    try:
-        print(end="", flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            print(end="", flush=True)
+        except OSError:  # what stdout does not take is dropped, or Python would complain as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
-    target = args.output and output_file(args.output)
+    target = Path(args.output).resolve() if args.output is not None else None
+    if target and not target.is_file() and (target.exists() or not target.parent.is_dir() or args.output[-1:] == "/"):
+        raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
-    inputs = {name: read_npy(path) for name, path in inputs.items()}
+    for name, path in inputs.items():
+        with open(path, "rb") as file:
+            try:
+                inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
+            except Exception as error:
+                raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
     timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
         if args.weights:
@@ -85,26 +88,7 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
         print(f"{name}: {array.dtype}{list(array.shape)}{values}")
 
 
-def read_npy(path: str) -> Any:
-    """The array in a file that is not trusted."""
-    with open(path, "rb") as file:
-        try:
-            return np.lib.format.read_array(file, allow_pickle=False)
-        except Exception as error:
-            raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
-
-
-def output_file(path: str) -> str:
-    """Where links lead to, refused before the run when no file can be put there."""
-    target = os.path.realpath(path)
-    if path.endswith(("/", os.sep)) or (os.path.lexists(target) and not os.path.isfile(target)):
-        raise ValueError(f"--output {path}: expected a file, got a folder, a device or a pipe")
-    if not os.path.isdir(os.path.dirname(target)):
-        raise ValueError(f"--output {path}: there is no such folder")
-    return target
-
-
-def save_npz(path: str, arrays: dict[str, Any]) -> None:
+def save_npz(path: str | Path, arrays: dict[str, Any]) -> None:
     """As np.savez, but for any name, and all or nothing."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
@@ -114,5 +98,4 @@ def save_npz(path: str, arrays: dict[str, Any]) -> None:
                     np.lib.format.write_array(member, array, allow_pickle=False)
         os.replace(temporary, path)
     finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+        Path(temporary).unlink(missing_ok=True)

@@ -108,7 +108,6 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
-    closed = False
     parameters = property(lambda self: self._named("parameter").types())
     states = property(lambda self: self._named("state").types())
     inputs = property(lambda self: self.entries[self._only].inputs)
@@ -144,7 +143,7 @@ class ModelRunner:
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
         self._only = names[0] if len(self.entries) == 1 else None
-        self._lock, self._declared = threading.RLock(), list[Buffer]()
+        self._lock, self.closed, self._declared = threading.RLock(), False, list[Buffer]()
         self._positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
         self.buffers()
         self._missing = list(self.parameters)
@@ -195,8 +194,7 @@ class ModelRunner:
 
     @guarded
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
-        """With nbytes, declare scratch; without, the GPU's buffer of an output, else of a state or parameter: a loan,
-        for the process ends when a buffer is destroyed that the next call uses."""
+        """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter: destroy none."""
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
         found = {e.results[name].data for e in self.entries.values() if entry in (None, e.name) and name in e.results}
@@ -246,8 +244,7 @@ class ModelRunner:
         """Run an entry point once; everything is checked before anything is uploaded or encoded."""
         target = self.entries[entry]
         if isinstance(outputs, str) or not (outputs is None or np.iterable(outputs)):
-            example = f"expected a tuple of names, such as {tuple(target.results)[:1]}"
-            raise ValueError(f"outputs of {entry}: {example}, got {outputs!r}")
+            raise ValueError(f"outputs of {entry}: expected a tuple of some of {list(target.results)}, got {outputs!r}")
         wanted = {target.results[name] for name in (target.results if outputs is None else outputs)}
         results = [result for result in target.results.values() if result in wanted]
         arrays, foreign, positions = self._prepare(target, inputs)
@@ -260,28 +257,22 @@ class ModelRunner:
         getattr(self, f"encode_{entry}")(Encoder(compute_pass, foreign))
         compute_pass.end()
         while True:
-            size, part = 0, list[Buffer]()
+            size, part, data = 0, list[Buffer](), memoryview(b"")
             while results and size + results[0].nbytes <= self._staging.size:
                 part.append(b := results.pop(0))
                 commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
                 size += b.nbytes
             self.device.queue.submit([commands.finish()])
             self._positions |= positions
-            outcome |= self._read_back(part, size)
+            if size:
+                self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
+                data = self._staging.read_mapped(0, size)
+                self._staging.unmap()
+            for b in part:
+                outcome[b.name], data = b.array(data), data[b.nbytes :]
             if not results:
                 return outcome
             commands = self.device.create_command_encoder(label=entry)
-
-    def _read_back(self, part: list[Buffer], size: int) -> dict[str, Any]:
-        """Outputs that were copied to the staging buffer one after the other."""
-        outcome, data = {}, memoryview(b"")
-        if size:
-            self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
-            data = self._staging.read_mapped(0, size)
-            self._staging.unmap()
-        for b in part:
-            outcome[b.name], data = b.array(data), data[b.nbytes :]
-        return outcome
 
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
@@ -331,8 +322,7 @@ class ModelRunner:
         return given
 
     def upload(self, buffer: Buffer, array: Any) -> None:
-        if odd := array.nbytes % 4:  # an f16 is left over
-            array = np.pad(array.ravel(), (0, odd // array.itemsize))
+        array = np.pad(array.ravel(), (0, 1)) if array.nbytes % 4 else array  # f16, an odd number of them
         if array.nbytes:
             self.device.queue.write_buffer(buffer.gpu, 0, array)
 
@@ -366,8 +356,7 @@ class ModelRunner:
             rng, init = np.random.default_rng([seed, *b.name.encode()]), b.data or default
             kind, scale = (init, 0) if isinstance(init, str) else init
             drawn = rng.random(b.shape, "f4") * 2 - 1 if kind == "uniform" else rng.standard_normal(b.shape, "f4")
-            with np.errstate(over="ignore"):
-                self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
+            self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
         self._missing = []
 
     @guarded

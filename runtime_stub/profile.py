@@ -20,13 +20,12 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
         passes = [(names[work[1]], lambda encoder, work=work: encoder.dispatch(*work)) for work in target.work]
         del passes[2048:]  # a query set holds no more
     stamped, slot = runner.has("timestamp-query"), -(-16 * len(passes) // 256) * 256
-    kept = max(1, min(count, 2**27 // slot))  # runs whose ticks there is room for: the last ones
-    if stamped:
-        queries = device.create_query_set(type="timestamp", count=2 * len(passes))
-        ticks = device.create_buffer(size=kept * slot, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+    kept = max(1, min(count, 2**20 // slot))  # so many runs' ticks are kept, the last ones
+    ticks = device.create_buffer(size=kept * slot, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+    queries = stamped and device.create_query_set(type="timestamp", count=2 * len(passes))
 
-    def run(times: int) -> float:
-        """Wall seconds of so many runs in a row, with one wait for the GPU at their end."""
+    def run(times: int) -> tuple[float, Any]:
+        """Wall seconds of runs in a row and one wait; the ticks at the begin and end of each pass of the last ones."""
         start = time.perf_counter()
         for number in range(times):
             try:
@@ -45,28 +44,21 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
                 commands.resolve_query_set(queries, 0, 2 * len(passes), ticks, number % kept * slot)
             device.queue.submit([commands.finish()])
             runner._positions |= positions
-        device.queue.read_buffer(ticks if stamped else runner._declared[0].gpu, 0, 4)
-        return time.perf_counter() - start
+        read = np.frombuffer(device.queue.read_buffer(ticks), np.int64).reshape(kept, -1)  # waits for the GPU
+        return time.perf_counter() - start, read[:, : 2 * len(passes)].reshape(kept, -1, 2)
 
-    def read() -> Any:
-        """The ticks at the begin and the end of each pass, by run."""
-        data = np.frombuffer(device.queue.read_buffer(ticks), np.int64).reshape(kept, -1)
-        return data[:, : 2 * len(passes)].reshape(kept, -1, 2)
-
-    run(1)
-    first, began = read().max() if stamped else 0, time.perf_counter()
+    first, began = run(1)[1].max(), time.perf_counter()
     while time.perf_counter() - began < 1:
-        run(1 + int(0.02 / run(1)))
-    wall = 1e3 * run(count) / count
-    lasted = time.perf_counter() - began
+        run(1 + int(0.02 / run(1)[0]))
+    wall, read = run(count)
+    # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
+    tick = 1e3 * (time.perf_counter() - began) / max(1, read.max() - first)
     print(f"{runner.name} {entry}, ms a run on {device.adapter.summary}")
-    print(f"{wall:10.3f}  wall, {count} runs in a row, with encoding and one wait")
+    print(f"{1e3 * wall / count:10.3f}  wall, {count} runs in a row, with encoding and one wait")
     if not stamped:
         print("GPU time is not known: this device has no timestamp-query")
         return
-    # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
-    tick = 1e3 * lasted / max(1, read().max() - first)
-    gpu = np.diff(read())[..., 0] * (1e-6 if 0.98e-6 < tick < 1.02e-6 else tick)
+    gpu = np.diff(read)[..., 0] * (1e-6 if 0.98e-6 < tick < 1.02e-6 else tick)
     medians = np.median(gpu, 0)
     print(f"{np.median(gpu.sum(1)):10.3f} {gpu.sum(1).min():10.3f}  GPU, median and least")
     for median, least, (name, _) in sorted(zip(medians, gpu.min(0), passes), reverse=True) if each else ():

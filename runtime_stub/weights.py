@@ -83,12 +83,9 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = np.memmap(path, np.uint8, "r")
         start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if end > min(data.size, 100_000_000):
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}")
-        text = data[8:end].tobytes().decode()
-        if text[:1] != "{":
-            raise ValueError(f"begins with {text[:1]!r}")
-        header = json.loads(text, object_pairs_hook=unique_names)
+        if end > min(data.size, 100_000_000) or data[8:9].tobytes() != b"{":
+            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {data[8:9].tobytes()!r}")
+        header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
         header.pop("__metadata__", {}).items()
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]

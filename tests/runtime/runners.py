@@ -172,5 +172,36 @@ class InPlace(ModelRunner):
         return self.call("run", inputs, outputs)
 
 
+class Umlaut(ModelRunner):
+    """umlaut: an output whose name is not ASCII."""
+
+    name = "umlaut"
+
+    def buffers(self) -> None:
+        self.b_s = self.state("s", (3,), nbytes=12)
+        self.output("run", "größe", self.b_s, (3,))
+
+    def encode_run(self, encoder: Any) -> None:
+        pass
+
+
 if __name__ == "__main__":
     main(globals()[sys.argv[1]], sys.argv[2:])
+
+
+class Two(ModelRunner):
+    """two: one float and one integer parameter."""
+
+    name = "two"
+
+    def buffers(self) -> None:
+        self.b_f = self.parameter("f", (5,), nbytes=20)
+        self.b_n = self.parameter("n", (2,), "i32", nbytes=8)
+        self.b_u = self.parameter("u", (), "u32", nbytes=4)
+        self.b_e = self.parameter("e", (0, 4), nbytes=0)
+        self.b_z = self.parameter("z", (0,), "u32", nbytes=0)
+        for buffer in (self.b_f, self.b_n, self.b_u, self.b_e, self.b_z):
+            self.output("run", buffer.name, buffer, buffer.shape, buffer.dtype)
+
+    def encode_run(self, encoder: Any) -> None:
+        pass

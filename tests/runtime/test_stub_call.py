@@ -1,13 +1,17 @@
 """One call: what inputs become, which outputs come back, what is refused and that a refusal changes nothing."""
 
+import concurrent.futures
 import math
 import re
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from .runners import SCALE, Decode, InPlace, Kinds, Scale
+from runtime_stub import ModelRunner
+
+from .runners import Decode, InPlace, Kinds, Scale
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 GIVEN = {"ids": [1, 2, 4294967295], "i": [-2147483648, 7], "s": 1.5, "none": np.zeros((0, 3))}
@@ -108,6 +112,128 @@ def test_outputs_are_picked_in_declaration_order(kinds: Kinds) -> None:
     assert list(kinds.run(iter(["s"]), **GIVEN)) == ["s"]
     with pytest.raises(ValueError, match="'nope'.*expected one of s, ids"):
         kinds.run(("s", "nope"), **GIVEN)
+
+
+@pytest.mark.parametrize("outputs", ["y", "yy", 5, 1.5, np.array(1), [5], ["y", None], [["y"]], {"y": 1, "x": 2}, b"y"])
+def test_outputs_that_are_no_names_are_refused(scale: Scale, outputs: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected (a tuple of some of \['y'\], got|one of y)"):
+        scale.run(outputs, x=X)
+
+
+def test_a_text_is_not_taken_for_names(gpu: Any) -> None:
+    with pytest.raises(ValueError, match=r"outputs of decode: expected a tuple of some of \['y', 'z'\], got 'zy'"):
+        Decode(gpu).decode("zy", x=[1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("room", [0, 8, 12, 20, 24, 4000, 4020, 10**6])
+def test_outputs_come_back_in_parts(gpu: Any, monkeypatch: pytest.MonkeyPatch, spy: Any, room: int) -> None:
+    monkeypatch.setattr("runtime_stub.core.STAGING", room)
+    runner = Kinds(gpu)
+    runner.init_weights(1)
+    runner.set_state("cache", [[1, 2], [3, 4]])
+    maps = spy(runner._staging, "map_sync")
+    out = runner.run(**GIVEN)
+    sizes = {name: array.nbytes for name, array in out.items()}
+    assert list(sizes) == list(runner.outputs) and sizes["v"] == 4000
+    assert runner._staging.size == min(sum(sizes.values()), max(room, 4000))
+    parts = [size for _, _, size in maps]
+    assert sum(parts) == sum(sizes.values()) and max(parts) <= runner._staging.size
+    assert len(parts) == 1 + (room < sum(sizes.values())), "all before v fit in its room"
+    assert out["ids"].tolist() == [1, 2, 4294967295] and out["none"].shape == (3, 0)
+    assert out["cache"].tolist() == [1, 2, 3, 4] == out["cache_again"].ravel().tolist()
+    assert out["v"].tobytes() == bytes(gpu.queue.read_buffer(runner.buffer("v")))
+    kept = {name: array.copy() for name, array in out.items()}
+    for array in runner.run(**GIVEN).values():
+        array[...] = 7
+    assert all(np.array_equal(array, kept[name], equal_nan=True) for name, array in out.items())
+    maps.clear()
+    assert list(runner.run(("w", "v", "s"), **GIVEN)) == ["s", "w", "v"] and len(maps) == 1 + (room < 4020)
+
+
+def test_more_outputs_than_one_buffer_holds(gpu: Any) -> None:
+    shape = 100, 2**18
+
+    class Large(Scale):
+        def buffers(self) -> None:
+            super().buffers()
+            self.b_s = self.state("s", shape, nbytes=100 * 2**20)
+            for name in "abc":
+                self.output("run", name, self.b_s, shape)
+
+    runner = Large(gpu)
+    runner.init_weights()
+    gpu.queue.write_buffer(runner.buffer("s"), 100 * 2**20 - 4, np.array([9], np.float32))
+    out = runner.run(x=X)
+    assert list(out) == ["y", "a", "b", "c"] and np.array_equal(out["y"], X)
+    assert all(out[name][-1, -1] == 9 and out[name][0, 0] == 0 for name in "abc")
+    runner.close()
+
+
+def test_one_runner_in_many_threads(gpu: Any) -> None:
+    runner = Decode(gpu)
+
+    def work(thread: int) -> list[list[float]]:
+        got = []
+        for i in range(30):
+            x = [thread, i, 1, 2]
+            runner.set_state("position", 0) if i % 3 else runner.reset()
+            try:
+                got.append(runner.decode(x=x)["z"].tolist())
+            except RuntimeError:  # the others have brought it to its limit
+                got.append([v * v + v for v in x])
+            assert runner.get_state("rows").shape == (2,)
+        return got
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for thread, got in enumerate(pool.map(work, range(4))):
+            assert got == [[thread * thread + thread, i * i + i, 2, 6] for i in range(30)]
+
+
+def test_the_threads_of_a_call_wait_for_one_another(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+    real = scale.upload
+
+    def upload(*arguments: Any) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        real(*arguments)
+        inside.pop()
+
+    monkeypatch.setattr(scale, "upload", upload)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        given = [X + i for i in range(8)]
+        for x, out in zip(given, pool.map(lambda x: scale.run(x=x), given), strict=True):
+            assert np.array_equal(out["y"], x * 3)
+    assert max(most) == 1
+
+
+class Bounded(ModelRunner):
+    """bounded: numbers with a bound."""
+
+    def buffers(self) -> None:
+        self.b_ids = self.input("run", "ids", (2, 2), "u32", nbytes=16, below=5)
+        self.b_one = self.input("run", "one", (), "u32", nbytes=4, below=1)
+        self.b_far = self.input("run", "far", (2,), "u32", nbytes=8, below=2**32)
+        self.b_none = self.input("run", "none", (0,), "u32", nbytes=4, below=0)
+        self.output("run", "ids", self.b_ids, (4,), "u32")
+
+    def encode_run(self, encoder: Any) -> None:
+        pass
+
+
+def test_integers_that_reach_their_bound_are_refused(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Bounded(gpu)
+    good = {"ids": [[4, 0], [1, 4]], "one": 0, "far": [2**32 - 1, 0], "none": np.zeros(0, int)}
+    assert runner.call("run", good)["ids"].tolist() == [4, 0, 1, 4]
+    monkeypatch.setattr(runner, "upload", None)
+    with pytest.raises(ValueError, match="input 'ids' of run: expected numbers below 5, got 7$"):
+        runner.call("run", good | {"ids": [[4, 7], [9, 4]]})
+    with pytest.raises(ValueError, match="input 'ids' of run: expected numbers below 5, got 5$"):
+        runner.call("run", good | {"ids": np.array([[4, 4], [4, 5]], np.uint8)})
+    with pytest.raises(ValueError, match="input 'one' of run: expected numbers below 1, got 1$"):
+        runner.call("run", good | {"one": True})
 
 
 def test_no_outputs_read_nothing_back(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,61 +359,3 @@ def test_describing_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime_stub.core.import_wgpu", None)
     text = Kinds.describe()
     assert "ids u32[3]" in text and "none f32[3, 0]" in text and "w f32[4]" in text and "cache f32[2, 2]" in text
-
-
-def test_a_closed_runner_says_so_and_leaves_a_given_device(gpu: Any) -> None:
-    with Scale(gpu) as runner:
-        runner.init_weights()
-    runner.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        runner.run(x=X)
-    again = Scale(gpu)
-    again.init_weights()
-    assert np.array_equal(again.run(x=X)["y"], X)
-
-
-def test_allocation_and_pipelines_can_be_overridden(gpu: Any) -> None:
-    cache: dict[Any, Any] = {}
-
-    class Guarded(Scale):
-        def allocate(self, buffer: Any) -> Any:
-            usage = self.wgpu.BufferUsage
-            flags = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
-            tail = np.full(4, 1e30, np.float32).tobytes()
-            whole = np.full(buffer.nbytes // 4, np.nan, np.float32).tobytes() + tail
-            made = self.device.create_buffer(size=len(whole), usage=flags)
-            self.device.queue.write_buffer(made, 0, whole)
-            return made
-
-        def create_pipeline(self, code: str, **constants: float) -> Any:
-            key = code, *constants.items()
-            if key not in cache:
-                cache[key] = super().create_pipeline(code, **constants)
-            return cache[key]
-
-    for _ in range(2):
-        runner = Guarded(gpu)
-        runner.init_weights()
-        assert np.array_equal(runner.run(x=X)["y"], X)
-        tail = np.frombuffer(gpu.queue.read_buffer(runner.b_y.gpu), np.float32)[6:]
-        assert (tail == np.float32(1e30)).all()
-    assert len(cache) == 1
-
-
-def test_one_pipeline_for_one_text_and_constants(gpu: Any) -> None:
-    runner = Scale(gpu)
-    assert runner.pipeline(SCALE, N=6) is runner.p_scale_0
-    assert runner.pipeline(SCALE, N=5) is not runner.p_scale_0
-    assert runner.pipeline(SCALE, N=5).layout is runner.p_scale_0.layout
-
-
-def test_bindings_are_read_from_the_text(gpu: Any) -> None:
-    text = """
-    @group(0) @binding(2) var<uniform> u : vec4<f32>;
-    @group(0)
-    @binding(0) var<storage,read_write> y: array<f32>;
-    @group(0) @binding(1) var<storage> x: array<f32>;
-    @compute @workgroup_size(1) fn main() { y[0] = x[0] + u.x; }
-    """
-    pipeline = Scale(gpu).pipeline(text)
-    assert pipeline.bindings == ((0, "storage"), (1, "read-only-storage"), (2, "uniform"))

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,55 @@ def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.Mo
     assert Path("out.npz").read_bytes() == b"old" and len(os.listdir()) == 3
 
 
+@pytest.mark.parametrize("target", ["", ".", "existing", "pipe", "/dev/null", "new/", "to_pipe", "to_existing"])
+def test_an_output_that_is_no_file_is_refused_before_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    Path("existing").mkdir()
+    os.mkfifo("pipe")
+    for link in ("to_pipe", "to_existing"):
+        os.symlink(link[3:], link)
+    before = sorted(os.listdir())
+    monkeypatch.setattr(Scale, "__init__", None)
+    code, _, err = run(capsys, Scale, *GIVEN, "--output", target)
+    assert code == 1 and f"--output {target}: expected a file" in err
+    assert sorted(os.listdir()) == before and Path("/dev/null").is_char_device() and Path("pipe").is_fifo()
+
+
+def test_what_a_link_leads_to_is_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sub").mkdir()
+    Path("sub/old.npz").write_bytes(b"old")
+    os.symlink("sub/old.npz", "link.npz")
+    os.symlink("sub/new.npz", "dangling.npz")
+    for link in ("link.npz", "dangling.npz"):
+        assert run(capsys, Scale, *GIVEN, "--output", link)[0] == 0
+        assert Path(link).is_symlink() and np.load(link)["y"].shape == (2, 3)
+    assert sorted(os.listdir("sub")) == ["new.npz", "old.npz"]
+
+
+HOSTILE_NPY = {
+    "a list as a key": "{[]: 1}",
+    "a huge shape": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**23},)}}",
+    "a shape beyond memory": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**15},)}}",
+    "a shape of text": "{'descr': '<f4', 'fortran_order': False, 'shape': ('2',)}",
+    "no shape": "{'descr': '<f4', 'fortran_order': False}",
+    "an unknown type": "{'descr': 'nonsense', 'fortran_order': False, 'shape': (2,)}",
+    "a type that is a number": "{'descr': 7, 'fortran_order': False, 'shape': (2,)}",
+    "not Python": "{'descr'",
+    "deep nesting": "(" * 5000,
+    "a number": "7",
+    "too little data": "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_NPY)
+def test_hostile_inputs(folder: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    text = HOSTILE_NPY[kind].encode() + b"\n"
+    Path("x.npy").write_bytes(b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + bytes(8))
+    code, _, err = run(capsys, Scale, *GIVEN)
+    assert code == 1 and re.search(r"x\.npy: not a sound \.npy file: \w*Error: ", err), err
+
+
 def test_outputs_of_any_name_can_be_saved(folder: Path) -> None:
     arrays = {"file": np.ones(2), "args": np.zeros((0, 3)), "allow_pickle": np.array(1)}
     cli.save_npz("out.npz", arrays)
@@ -81,7 +131,8 @@ def test_outputs_of_any_name_can_be_saved(folder: Path) -> None:
         (["--weights", "w.safetensors", "--input", "x=empty"], 1, "empty|EOF|read"),
         (["--weights", "w.safetensors", "--input", "x=pickle.npy"], 1, "allow_pickle"),
         (["--weights", "w.safetensors", "--input", "z=x.npy"], 1, r"expected \['x'\], got \['z'\]"),
-        ([*GIVEN, "--output", "no/such/folder.npz"], 1, "no/such/folder.npz"),
+        ([*GIVEN, "--output", "no/such/folder.npz"], 1, "no/such/folder.npz.*folder that is there"),
+        ([*GIVEN, "--output", "x.npy/below.npz"], 1, "x.npy/below.npz.*folder that is there"),
         ([*GIVEN, "--adapter", "voodoo"], 1, "'voodoo'.*llvmpipe|there are"),
         (["--weights", "w.safetensors", "--input", "x.npy"], 2, "NAME=FILE.npy"),
         (["--input", "x=x.npy"], 1, "without weights: w"),
@@ -148,6 +199,52 @@ def test_list_needs_neither_gpu_nor_wgpu() -> None:
         assert line in done.stdout
 
 
+def piped(stdout: Any, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Exit code and stderr of a script whose stdout is this."""
+    command = [sys.executable, "-m", "tests.runtime.runners", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": "", **variables}
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["Kinds", "--list"], ["Scale", "--help"], ["Scale", "--doctor"]])
+def test_a_reader_that_leaves_is_no_news(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for variables in ({}, {"PYTHONUNBUFFERED": "1"}):
+        code, err = piped(writer, *arguments, **variables)
+        assert code in (0, 1) and err == ""
+    os.close(writer)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device here")
+def test_a_full_disk_is_one_message() -> None:
+    with open("/dev/full", "w") as full:
+        code, err = piped(full, "Kinds", "--list")
+        assert code == 1 and re.fullmatch(r"runners\.py: .*No space left on device\n", err)
+        assert piped(full, "Scale", "--help")[1] == ""
+
+
+def test_a_name_that_the_terminal_cannot_show(folder: Path) -> None:
+    with open("out.txt", "wb") as out:
+        arguments = ("Umlaut", "--output", str(folder / "out.npz"))
+        assert piped(out, *arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0") == (0, "")
+        assert piped(out, "Umlaut", "--list", PYTHONIOENCODING="ascii", PYTHONUTF8="0") == (0, "")
+    assert "gr\\xf6\\xdfe: float32[3], 0.0 to 0.0" in Path("out.txt").read_text()
+    assert np.load("out.npz")["größe"].tolist() == [0, 0, 0]
+
+
+def test_outputs_are_saved_before_they_are_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = ("Umlaut", "--output", str(folder / "out.npz"))
+    code, err = piped(writer, *arguments, PYTHONUNBUFFERED="1")
+    os.close(writer)
+    assert (code, err) == (1, "") and np.load("out.npz")["größe"].tolist() == [0, 0, 0]
+
+
 def test_without_wgpu_the_message_says_so() -> None:
     done = script("Scale", "--doctor")
     assert done.returncode == 1 and "pip install wgpu" in done.stdout and "Traceback" not in done.stderr
@@ -167,6 +264,50 @@ def test_bench(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "random" in out and re.search(r"\d+\.\d+ .*wall", out) and re.search(r"\d+\.\d+ .*GPU", out)
     code, out, _ = run(capsys, Scale, *GIVEN, "--bench", "5")
     assert code == 0 and "random" not in out
+
+
+def test_bench_waits_once_for_all_runs(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner, real = Scale(gpu), gpu.queue.read_buffer
+    runner.init_weights()
+
+    def read_buffer(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return real(*arguments)
+
+    monkeypatch.setattr(gpu.queue, "read_buffer", read_buffer)
+    profile.time_runs(runner, "run", {"x": np.ones((2, 3))}, 20, False)
+    out = capsys.readouterr().out
+    wall = re.search(r"(\d+\.\d+)  wall, 20 runs in a row", out)
+    assert wall and 10 <= float(wall[1]) < 100, "a twentieth of the wait"
+
+
+@pytest.mark.parametrize("count", [1, 7, 4100])
+def test_gpu_time_is_that_of_each_pass_of_each_run(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    """The ticks that the GPU wrote are looked at, then known ones take their place."""
+    runner, real = Decode(gpu), gpu.queue.read_buffer
+    written: list[Any] = []
+
+    def read_buffer(buffer: Any, *more: Any) -> Any:
+        runs = np.frombuffer(real(buffer, *more), np.int64).reshape(-1, 32).copy()  # of 256 bytes each
+        written.append(runs.copy())
+        runs[:, :8:2] = np.arange(4) * 10_000 + np.arange(len(runs))[:, None] * 1_000_000
+        runs[:, 1:8:2] = runs[:, :8:2] + [1000, 4000, 2000, 3000]
+        return memoryview(runs.tobytes())
+
+    monkeypatch.setattr(gpu.queue, "read_buffer", read_buffer)
+    profile.time_runs(runner, "decode", {"x": np.ones(4)}, count, True)
+    rows = re.findall(r"(\d+\.\d+) +(\d+\.\d+) +(\d+\.\d) % +(\w+)", capsys.readouterr().out)
+    assert [name for *_, name in rows] == ["step_1", "add_0", "scale_0", "step_0"]
+    assert [share for *_, share, _ in rows] == ["40.0", "30.0", "20.0", "10.0"]
+    assert all(median == least for median, least, *_ in rows)
+    last = written[-1]
+    assert len(last) == min(count, 4096) and last[:, :8].all() and not last[:, 8:].any()
+    assert (np.diff(last[:, :8]) >= 0).all() and len(np.unique(last[:, 0])) == len(last)
+    assert last[:, 0].min() > written[-2][:, :8].max(), "all are those of the runs in a row"
 
 
 def test_bench_resets_states_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from runtime_stub import doctor
 from runtime_stub.core import ModelRunner
 
-from .runners import Decode, InPlace, Scale
+from .runners import Decode, InPlace, Kinds, Scale
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 USAGE = ("STORAGE", "COPY_DST", "COPY_SRC")
@@ -50,16 +50,16 @@ def test_the_runner_s_own_input_buffer_keeps_what_it_holds(gpu: Any, spy: Any) -
     assert not made
 
 
-def test_one_bind_group_is_made_for_each_buffer(gpu: Any, spy: Any) -> None:
+def test_one_bind_group_is_kept_for_each_buffer(gpu: Any) -> None:
     runner = Decode(gpu)
-    made = spy(gpu, "create_bind_group")
     first, second = make(gpu, np.ones(4, np.float32)), make(gpu, np.full(4, 3, np.float32))
     for _ in range(3):
         assert runner.decode(x=first)["z"].tolist() == [2] * 4
         runner.set_state("position", 0)
         assert runner.decode(x=second)["z"].tolist() == [12] * 4
         runner.set_state("position", 0)
-    assert len(made) == 4, "two groups hold x, and two buffers were seen"
+    groups = (runner.g_scale_0, runner.g_add_0)
+    assert [len(group.made) for group in groups] == [3, 3], "that of x itself, and of two buffers seen"
 
 
 def test_buffers_seen_long_ago_are_forgotten(scale: Scale, gpu: Any) -> None:
@@ -108,11 +108,59 @@ def test_destroyed_before_it_is_seen(scale: Scale, gpu: Any) -> None:
         scale.run(x=buffer)
 
 
-def test_of_another_device(scale: Scale) -> None:
+def test_destroyed_after_it_was_used(scale: Scale, gpu: Any) -> None:
+    buffer = make(gpu, X)
+    assert np.array_equal(scale.run(x=buffer)["y"], X * 2)
+    buffer.destroy()
+    for outputs in (None, ()):
+        with pytest.raises(ValueError, match="(?s)input 'x' of run.*destroyed"):
+            scale.run(outputs, x=buffer)
+    assert np.array_equal(scale.run(x=X)["y"], X * 2)
+
+
+def test_destroyed_and_only_copied(gpu: Any) -> None:
+    runner, buffer = InPlace(gpu), make(gpu, np.ones(2, np.float32))
+    assert runner.run(a=[0, 0], b=buffer)["b"].tolist() == [[1, 1]]
+    buffer.destroy()
+    with pytest.raises(ValueError, match="(?s)input 'b' of run.*destroyed"):
+        runner.run(a=[0, 0], b=buffer)
+
+
+@pytest.mark.parametrize("own_device", [False, True])
+def test_of_a_runner_that_was_closed(scale: Scale, gpu: Any, own_device: bool) -> None:
+    with Scale(None if own_device else gpu) as other:
+        buffer = other.buffer("y")
+        if not own_device:
+            scale.run(x=buffer)
+    with pytest.raises(ValueError, match="(?s)input 'x' of run.*(destroyed|Device)"):
+        scale.run(x=buffer)
+
+
+def test_of_another_device(scale: Scale, gpu: Any) -> None:
     other = doctor.request_device(doctor.choose_adapter(None), ModelRunner)
     with pytest.raises(ValueError, match="(?s)input 'x' of run.*Device"):
         scale.run(x=make(other, X))
+    with pytest.raises(ValueError, match="(?s)input 'b' of run.*Device"):
+        InPlace(gpu).run(a=[0, 0], b=make(other, X))
     other.destroy()
+
+
+def test_of_a_device_that_was_destroyed() -> None:
+    device = doctor.request_device(doctor.choose_adapter(None), ModelRunner)
+    runner, buffer = Scale(device), make(device, X)
+    runner.init_weights()
+    runner.run(x=buffer)
+    device.destroy()
+    with pytest.raises(ValueError, match="(?s)input 'x' of run.*lost"):
+        runner.run(x=buffer)
+
+
+def test_without_a_byte(gpu: Any) -> None:
+    runner = Kinds(gpu)
+    runner.init_weights()
+    empty = gpu.create_buffer(size=0, usage=runner.wgpu.BufferUsage.STORAGE | runner.wgpu.BufferUsage.COPY_SRC)
+    with pytest.raises(ValueError, match="input 'none' of run.*at least 4 bytes"):
+        runner.run(ids=[0, 0, 0], i=[0, 0], s=0, none=empty)
 
 
 def test_written_by_the_entry(scale: Scale, gpu: Any) -> None:

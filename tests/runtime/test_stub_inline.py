@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("core", "weights", "cli", "doctor", "profile")
+FILES = ("weights", "core", "cli", "doctor", "profile")
 TREES = {name: ast.parse((ROOT / "runtime_stub" / f"{name}.py").read_text()) for name in FILES}
 
 

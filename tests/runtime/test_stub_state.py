@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime_stub import ModelRunner
+
 from .runners import STEP, Decode, Kinds
 
 X = [1, 2, 3, 4]
@@ -163,3 +165,39 @@ def test_reading_a_state_gives_a_fresh_array(decode: Decode) -> None:
     rows = decode.get_state("rows")
     rows[:] = 9
     assert decode.get_state("rows").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 16])
+def test_a_state_without_elements(gpu: Any, nbytes: int) -> None:
+    class Empty(ModelRunner):
+        def buffers(self) -> None:
+            self.b_s = self.state("s", (0, 3), "u32", nbytes=nbytes)
+            self.output("run", "s", self.b_s, (0, 3), "u32")
+
+        def encode_run(self, encoder: Any) -> None:
+            pass
+
+    runner = Empty(gpu)
+    runner.set_state("s", np.zeros((0, 3), int))
+    for array in (runner.get_state("s"), runner.call("run", {})["s"]):
+        assert array.shape == (0, 3) and array.dtype == np.uint32
+
+
+def test_a_state_in_more_bytes_than_it_needs(gpu: Any) -> None:
+    class Roomy(ModelRunner):
+        def buffers(self) -> None:
+            self.b_s = self.state("s", (3,), nbytes=16)
+            self.b_half = self.state("half", (3,), "f16", nbytes=8)
+            self.output("run", "s", self.b_s, (3,))
+            self.output("run", "half", self.b_half, (1, 3), "f16")
+
+        def encode_run(self, encoder: Any) -> None:
+            pass
+
+    runner = Roomy(gpu)
+    runner.set_state("s", [1, 2, 3])
+    runner.set_state("half", [0.1, 2, -70000])
+    half = np.array([0.1, 2, -np.inf], np.float16)
+    assert runner.get_state("s").tolist() == [1, 2, 3] and np.array_equal(runner.get_state("half"), half)
+    out = runner.call("run", {})
+    assert out["s"].tolist() == [1, 2, 3] and np.array_equal(out["half"], [half])
