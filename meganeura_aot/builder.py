@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .builder_ops import Operators
+from .builder_conv import ImageOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
@@ -22,7 +22,7 @@ RESERVED = frozenset({"self", "lr", "outputs"})  # arguments of a Runner's metho
 PACKAGE = str(Path(__file__).resolve().parent)
 
 
-class Graph(Operators):
+class Graph(ImageOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
     def __init__(self) -> None:

@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"tensor"},
     {"builder_pointwise"},
     {"builder_ops"},
+    {"builder_conv"},
     {"builder"},
     {"autodiff", "reference", "passes"},
     {"kernel"},

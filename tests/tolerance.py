@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.op import Op
+from meganeura_aot.ops.conv import ConvOp
 from meganeura_aot.ops.matmul import MatMul
+from meganeura_aot.ops.pool import AvgPool
 
 Array = np.ndarray[Any, Any]
 
@@ -42,9 +44,23 @@ def sum_bound(op: Any, x: Array) -> Array:
     return CONTRACTION * np.sqrt(count) * op.reference(np.abs(x)) + SMALLEST_NORMAL
 
 
+def conv_bound(op: ConvOp, x: Array, w: Array) -> Array:
+    """The allowed error of a convolution: a sum has a term for every input channel of a group and every tap."""
+    depth = x.shape[1] // op.groups * int(np.prod(w.shape[2:]))
+    return CONTRACTION * np.sqrt(max(depth, 1)) * op.product(np.abs(x), np.abs(w)) + SMALLEST_NORMAL
+
+
+def pool_bound(op: AvgPool, x: Array) -> Array:
+    """The allowed error of the mean of a window."""
+    return CONTRACTION * np.sqrt(np.prod(op.kernel)) * op.reference(np.abs(x)) + SMALLEST_NORMAL
+
+
 # The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs.
 BOUNDS: dict[str, Callable[..., Array]] = {
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
+    "avg_pool": pool_bound,
+    "conv": lambda op, x, w, *extras: conv_bound(op, x, w),
+    "conv_transpose": lambda op, x, w, *extras: conv_bound(op, x, w),
     "sum": sum_bound,
     "mean": sum_bound,
 }

@@ -1,5 +1,5 @@
 """Every operator. Importing this package fills the registry."""
 
-from . import layout, leaf, matmul, pointwise_table, reduce, state
+from . import conv, layout, leaf, matmul, pointwise_table, pool, reduce, resample, state
 
-__all__ = ["layout", "leaf", "matmul", "pointwise_table", "reduce", "state"]
+__all__ = ["conv", "layout", "leaf", "matmul", "pointwise_table", "pool", "reduce", "resample", "state"]
