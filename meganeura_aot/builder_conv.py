@@ -147,7 +147,7 @@ def spatial_axes(name: str, x: Tensor, w: Tensor) -> int:
 
 def sizes_of(subject: str, value: Sizes, count: int) -> tuple[int, ...]:
     """One number an axis."""
-    values = (value,) * count if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * count
     if len(values) != count or not all(isinstance(n, int | np.integer) for n in values):
         raise GraphError(f"{subject}: expected one integer or {count}, got {value!r}")
     return tuple(map(int, values))
@@ -175,7 +175,7 @@ def padding_of(
 ) -> tuple[int, ...]:
     """The padding in front of every axis, then that behind every axis."""
     if not isinstance(padding, str):
-        two = not isinstance(padding, int) and len(padding) == 2 * len(sizes)
+        two = isinstance(padding, Sequence) and len(padding) == 2 * len(sizes)
         values = sizes_of(f"{name} padding", padding, (1 + two) * len(sizes))
         return values if two else values * 2
     if padding == "valid":
