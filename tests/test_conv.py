@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,13 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, GraphError, Tensor, compile_graph
+from meganeura_aot.op import Sample
 from meganeura_aot.ops.conv import Conv, ConvTranspose
-from meganeura_aot.ops.conv_kernel import ENOUGH_GROUPS, choose_kernel, transposed_axes
+from meganeura_aot.ops.conv_kernel import ENOUGH_GROUPS, choose_kernel
+from meganeura_aot.passes import fuse_epilogue
+from meganeura_aot.target import find_target
 from tests import harness
+from tests.test_operators import feeds_of, graph_of
 from tests.tolerance import assert_within, conv_bound, pointwise_bound
 
 Array = np.ndarray[Any, Any]
@@ -87,7 +90,7 @@ def test_items_of_a_batch_are_alone(target: str) -> None:
         np.testing.assert_allclose(together[index], run(x[index : index + 1])[0], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [9, 31, 32, 33, 63, 64, 65, 127, 128, 129])
+@pytest.mark.parametrize("rows", [9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 160, 191, 193, 255, 256])
 def test_channels_around_tiles(rows: int) -> None:
     convolve((2, 3, 5, 13), (rows, 3, 3, 3), padding=1, twins=rows in (33, 128))
 
@@ -118,7 +121,7 @@ def test_large_tiles(rows: int, size: tuple[int, int], expected: str) -> None:
 
 def test_sums_in_parts() -> None:
     """Few positions and many terms: parts of the sums are added by a second dispatch, which has the epilogue."""
-    for channels, rows, size in ((300, 65, 3), (64, 20, 4), (301, 7, 2)):
+    for channels, rows, size in ((300, 65, 3), (40, 65, 3), (64, 20, 4), (301, 7, 2)):
         g = Graph()
         x, w = g.input("x", (2, channels, size, size)), g.parameter("w", (rows, channels, 3, 3))
         y = g.conv(x, w, padding=1)
@@ -139,6 +142,20 @@ def test_large_indices() -> None:
     for target in TARGETS:
         got = harness.run(compile_graph(g, target=target), {"x": x, "w": w})["y"][0, 0]
         expected = sum(x[0, 0, t : t + 2 * len(got) - 1 : 2] * w[0, 0, t] for t in range(3))
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_more_than_65535_workgroups() -> None:
+    """One for each group of channels, in both kernels."""
+    for rows in (1, 9):
+        x, w = normal(1, 66_000, 2), normal(66_000 * rows, 1, 2, seed=1)
+        g = Graph()
+        y = g.conv(g.input("x", x.shape), g.parameter("w", w.shape), groups=66_000)
+        g.set_outputs({"y": y})
+        program = compile_graph(g)
+        assert next(program.plan.dispatches()).grid[1] == 2
+        got = harness.run(program, {"x": x, "w": w})["y"].reshape(66_000, rows)
+        expected = np.einsum("gt,grt->gr", x[0].astype(float), w.reshape(66_000, rows, 2).astype(float))
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -181,6 +198,11 @@ def test_strided_single_tap_is_a_convolution() -> None:
     convolve((2, 5, 7, 9), (20, 5, 1, 1), padding=1)
 
 
+@pytest.mark.parametrize("sample", [*Conv.samples(), *ConvTranspose.samples()])
+def test_samples_on_software(sample: Sample, request: pytest.FixtureRequest) -> None:
+    harness.check(graph_of(sample), feeds_of(sample, request), target="cpu")
+
+
 # ---- epilogues
 
 
@@ -195,6 +217,8 @@ def check_epilogue(
     feeds = {node.op.label: normal(*node.types[0].shape, seed=i) for i, node in enumerate(ir.nodes) if is_leaf(node.op)}
     bound = conv_bound(Conv(padding=(taps // 2,) * 4), feeds["x"].astype(float), feeds["w"].astype(float))
     slack = {"y": 1.2 * bound + 2 * pointwise_bound(harness.evaluate(ir, feeds)["y"])}
+    rewritten = harness.evaluate(fuse_epilogue(ir, find_target(target)), feeds)["y"]
+    np.testing.assert_allclose(rewritten, harness.evaluate(ir, feeds)["y"], rtol=1e-12)
     fused = harness.check(ir, feeds, slack=slack, target=target)
     plain = harness.check(ir, feeds, slack=slack, target=target, optimize=False, twins=False)
     assert_within(fused["y"], plain["y"].astype(float), 2 * slack["y"])
@@ -243,73 +267,13 @@ def test_epilogue_stops_at_eight_buffers() -> None:
     check_epilogue(build, dispatches=2)
 
 
-def test_one_image_in_several_places() -> None:
-    """conv(x) + x, and a convolution of a state-like tensor with itself."""
+def test_one_tensor_as_image_and_kernel() -> None:
     g = Graph()
     x = g.input("x", (3, 3, 3, 3))
     g.set_outputs({"y": g.conv(x, x, padding=1) + x})
-    x_value = normal(3, 3, 3, 3)
-    bound = conv_bound(Conv(padding=(1, 1, 1, 1)), x_value.astype(float), x_value.astype(float))
-    harness.check(g, {"x": x_value}, slack={"y": bound * 2})
-
-
-# ---- the transpose
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (5, 1), (5, 2)])
-def test_transpose_is_the_adjoint(kernel: int, padding: int, stride: int) -> None:
-    """<conv(x), y> = <x, conv_transpose(y)> in float64, and the kernels agree with the reference."""
-    rng = np.random.default_rng(kernel * 10 + padding)
-    x, w = rng.normal(size=(2, 4, 7, 55)), rng.normal(size=(9, 4, kernel, kernel))
-    forward = Conv((stride,) * 2, (padding,) * 4)
-    y = rng.normal(size=forward.product(x, w).shape)
-    rest = tuple((n + 2 * padding - kernel) % stride for n in x.shape[2:])
-    backward = ConvTranspose((stride,) * 2, (padding,) * 4, rest)
-    back = backward.product(y, w)
-    assert back.shape == x.shape
-    np.testing.assert_allclose((forward.product(x, w) * y).sum(), (back * x).sum(), rtol=1e-9)
-    g = Graph()
-    dy, weight = g.input("dy", y.shape), g.parameter("w", w.shape)
-    g.set_outputs({"dx": g.conv_transpose(dy, weight, None, stride, padding, rest)})
-    harness.check(g, {"dy": y.astype(np.float32), "w": w.astype(np.float32)}, twins=kernel == 3)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_transpose_has_an_epilogue(target: str) -> None:
-    g = Graph()
-    x, w = g.input("x", (2, 5, 4, 3)), g.parameter("w", (5, 12, 3, 2))
-    y = g.conv_transpose(x, w, g.parameter("b", (12,)), stride=2, padding=(1, 0), output_padding=(1, 0))
-    g.set_outputs({"y": g.tanh(y) + g.input("skip", y.shape)})
-    feeds = {"x": normal(2, 5, 4, 3), "w": normal(5, 12, 3, 2), "b": normal(12), "skip": normal(*y.shape)}
-    op = ConvTranspose((2, 2), (1, 0, 1, 0), (1, 0))
-    bound = conv_bound(op, feeds["x"].astype(float), feeds["w"].astype(float))
-    harness.check(g, feeds, slack={"y": bound + 1e-5}, target=target)
-    assert {d.label for d in compile_graph(g).plan.dispatches()} == {"conv_transpose_add_tanh_add"}
-
-
-def test_residues_cover_the_output_once() -> None:
-    for size, kernel, stride, dilation, before, after in itertools.product(
-        (1, 4), (1, 3), (1, 2, 4), (1, 2), (0, 1), (0, 1)
-    ):
-        out = (size - 1) * stride + (kernel - 1) * dilation + 1 - before - after
-        if out < 1:
-            continue
-        seen = np.zeros(out, int)
-        met = np.zeros(out, int)
-        for axis in transposed_axes(size, out, kernel, stride, dilation, before):
-            for position in range(axis.positions):
-                at = axis.first_out + position * axis.every_out
-                seen[at] += 1
-                inputs = [position * axis.stride + t * axis.step + axis.origin for t in range(axis.taps)]
-                met[at] += sum(0 <= i < size for i in inputs)
-                assert axis.leaves_input or all(0 <= i < size for i in inputs)
-        expected = [
-            sum((o + before - t * dilation) in range(0, size * stride, stride) for t in range(kernel))
-            for o in range(out)
-        ]
-        np.testing.assert_array_equal(seen, 1)
-        np.testing.assert_array_equal(met, expected)
+    value = normal(3, 3, 3, 3)
+    bound = conv_bound(Conv(padding=(1,) * 4), value.astype(float), value.astype(float))
+    harness.check(g, {"x": value}, slack={"y": bound * 2})
 
 
 # ---- geometry

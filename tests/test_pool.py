@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, GraphError, Tensor, compile_graph
+from meganeura_aot.ops.resample import Pad, Upsample
 from tests import harness
 
 Array = np.ndarray[Any, Any]
@@ -110,6 +111,26 @@ def test_many_outputs() -> None:
     np.testing.assert_array_equal(got["y"], np.maximum(value[..., 1:], value[..., :-1]))
     np.testing.assert_array_equal(got["u"], np.repeat(value[..., :8_400_000], 2, 2))
     np.testing.assert_array_equal(got["p"][..., 1:], value)
+
+
+# ---- gradients that are other operators
+
+
+@pytest.mark.parametrize("op", [Upsample((1, 3, 2)), Pad((0, -1, 2), (1, -1, 3))])
+def test_gradient_is_the_adjoint(op: Upsample | Pad) -> None:
+    """<f(x), dy> = <x, f'(dy)> for what is linear in x."""
+    x = normal(2, 5, 3).astype(float)
+    y = op.reference(x, *[0.0] * isinstance(op, Pad))
+    dy = normal(*y.shape, seed=1)
+    g = Graph()
+    upstream, x_value = g.input("dy", dy.shape), g.input("x", x.shape)
+    dx, *rest = op.gradient(g, upstream, None, x_value)
+    g.set_outputs({"dx": dx, **({"dvalue": rest[0]} if rest else {})})
+    got = harness.run(compile_graph(g), {"dy": dy, "x": x.astype(np.float32)})
+    np.testing.assert_allclose((got["dx"] * x).sum(), (y * dy).sum(), rtol=1e-5)
+    if rest:
+        padding = op.reference(np.zeros_like(x), 1.0)
+        np.testing.assert_allclose(got["dvalue"], (padding * dy).sum(), rtol=1e-4)
 
 
 # ---- padding

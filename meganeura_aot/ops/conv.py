@@ -142,21 +142,23 @@ class Conv(ConvOp):
 
     def infer(self, x: TensorType, w: TensorType, *extras: TensorType) -> TensorType:
         self.check(x, w, w.shape[1] * self.groups if w.rank > 1 else 0)
-        axes = x.rank - 2
+        return self.check_epilogue(TensorType((x.shape[0], w.shape[0], *self.sizes(x.shape, w.shape))), extras)
+
+    def sizes(self, x: tuple[int, ...], w: tuple[int, ...]) -> list[int]:
+        """The output's sizes; raises GraphError where the window does not fit."""
         sizes = []
-        for axis, (size, kernel) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
-            padded = size + self.padding[axis] + self.padding[axis + axes]
+        for axis, (size, kernel) in enumerate(zip(x[2:], w[2:], strict=True)):
+            padded = size + self.padding[axis] + self.padding[axis + len(x) - 2]
             window = (kernel - 1) * self.dilation[axis] + 1
             if padded < window:
-                raise GraphError(
-                    f"{self.name}: expected a padded size of {window} or more on axis {axis + 2} of {x}, got {padded}"
-                )
+                expected = f"a padded size of {window} or more on axis {axis + 2} of {TensorType(x)}"
+                raise GraphError(f"{self.name}: expected {expected}, got {padded}")
             sizes.append((padded - window) // self.stride[axis] + 1)
-        return self.check_epilogue(TensorType((x.shape[0], w.shape[0], *sizes)), extras)
+        return sizes
 
     def product(self, x: Array, w: Array) -> Array:
         axes = range(x.ndim - 2)
-        sizes = self.infer(TensorType(x.shape), TensorType(w.shape)).shape[2:]
+        sizes = self.sizes(x.shape, w.shape)
         around = [(self.padding[axis], self.padding[axis + len(axes)]) for axis in axes]
         padded = self.grouped(np.pad(x, [(0, 0), (0, 0), *around]))
         weights = w.reshape(self.groups, w.shape[0] // self.groups, w.shape[1], math.prod(w.shape[2:]))

@@ -159,7 +159,6 @@ def _direct(rows: int, columns: int, channel_groups: int, block: int, cols: int,
         "lanes": lanes,
         "edge_m": rows % block != 0,
         "edge_n": columns % (cols * lanes) != 0,
-        "out_vec": 1,
         "parts": 1,
     }
     return ConvKernel("conv_direct", variant, {}, _blocks(rows, columns, channel_groups, block, cols * lanes))
@@ -212,13 +211,11 @@ class Launch:
 
     def variant(self) -> dict[str, Any]:
         """The template variables that depend on the geometry."""
-        whole = not self.spread and self.positions % 4 == 0
         return {
             "transposed": self.transposed,
             "spread": self.spread,
             "guard_y": self.axes[0].leaves_input,
             "guard_x": self.axes[1].leaves_input,
-            "out_vec": 4 if whole else 1,
             "w_pad": 0 if self.transposed else 1,
         }
 
