@@ -82,19 +82,24 @@ class Pool(Op, register=False):
 
     def dispatch(self, k: Lowering, x: Operand, out: Operand, divisor: str) -> None:
         """divisor: "" for the largest, "taps" for the mean of what is in x, "kernel" where the padding counts too."""
-        axes = len(self.kernel)
-        names = "YX"[2 - axes :]
-        const = {"SIZE": out.size}
-        for axis, name in enumerate(names):
-            const |= {f"IN_{name}": x.shape[2 + axis], f"OUT_{name}": out.shape[2 + axis]}
-            const |= {f"KERNEL_{name}": self.kernel[axis], f"STRIDE_{name}": self.stride[axis]}
-            const |= {f"STEP_{name}": self.dilation[axis], f"BEFORE_{name}": self.padding[axis]}
-            const |= {f"AFTER_{name}": self.padding[axis + axes]} if divisor == "kernel" else {}
+        absent = 2 - len(self.kernel)  # a sequence is an image of one row
+        ones, zeros = (1,) * absent, (0,) * absent
+        half = len(self.kernel)
+        columns = {
+            "IN": (*ones, *x.shape[2:]),
+            "OUT": (*ones, *out.shape[2:]),
+            "KERNEL": (*ones, *self.kernel),
+            "STRIDE": (*ones, *self.stride),
+            "STEP": (*ones, *self.dilation),
+            "BEFORE": (*zeros, *self.padding[:half]),
+            **({"AFTER": (*zeros, *self.padding[half:])} if divisor == "kernel" else {}),
+        }
+        const = {f"{name}_{axis}": n for name, pair in columns.items() for axis, n in zip("YX", pair, strict=True)}
         k.dispatch(
             "pool",
-            variant={"axes": names, "divisor": divisor, "title": self.name},
+            variant={"divisor": divisor, "title": self.name},
             bind={"x": x, "out": out},
-            const=const,
+            const=const | {"SIZE": out.size},
             groups=-(-out.size // GROUP),
             label=self.name,
         )
