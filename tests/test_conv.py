@@ -214,7 +214,11 @@ def check_epilogue(
     x, w = g.input("x", (2, 5, 6, 7)), g.parameter("w", (rows, 5, taps, taps))
     g.set_outputs({"y": build(g, g.conv(x, w, padding=taps // 2))})
     ir = g.build()
-    feeds = {node.op.label: normal(*node.types[0].shape, seed=i) for i, node in enumerate(ir.nodes) if is_leaf(node.op)}
+    feeds = {
+        node.op.label: normal(*node.types[0].shape, seed=i)
+        for i, node in enumerate(ir.nodes)
+        if hasattr(node.op, "label")
+    }
     bound = conv_bound(Conv(padding=(taps // 2,) * 4), feeds["x"].astype(float), feeds["w"].astype(float))
     slack = {"y": 1.2 * bound + 2 * pointwise_bound(harness.evaluate(ir, feeds)["y"])}
     rewritten = harness.evaluate(fuse_epilogue(ir, find_target(target)), feeds)["y"]
@@ -223,10 +227,6 @@ def check_epilogue(
     plain = harness.check(ir, feeds, slack=slack, target=target, optimize=False, twins=False)
     assert_within(fused["y"], plain["y"].astype(float), 2 * slack["y"])
     assert len(compile_graph(ir, target=target).plan.entries[0].dispatches) == dispatches
-
-
-def is_leaf(op: Any) -> bool:
-    return hasattr(op, "label") and isinstance(op.label, str)
 
 
 @pytest.mark.parametrize("target", TARGETS)

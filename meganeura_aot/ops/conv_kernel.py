@@ -256,7 +256,7 @@ def dispatch_conv(
     const = {**launch.constants(), **kernel.constants, "GROUPS": kernel.groups}
     if kernel.parts == 1:
         bind = {"x": x, "w": w, **bound, "out": out}
-        label = op.label(op.name)
+        label = op.kernel_label(op.name)
         k.dispatch(kernel.template, variant=variant | finish, bind=bind, const=const, groups=kernel.groups, label=label)
         return
     parts = k.scratch(TensorType((kernel.parts, *out.shape)), "parts")
@@ -271,5 +271,5 @@ def dispatch_conv(
         bind={"parts": parts, **bound, "out": out},
         const={"SIZE": out.size, "PARTS": kernel.parts, "M": const["M"], "N": const["N"]},
         groups=-(-out.size // GROUP),
-        label=op.label("sum_parts"),
+        label=op.kernel_label("sum_parts"),
     )

@@ -60,7 +60,7 @@ class EpilogueOp(Op, register=False):
         assert matrices is not None, f"{self.name}: an extra input of shape {shape} was fused into {out}"
         return matrix_index(matrices)
 
-    def label(self, form: str) -> str:
+    def kernel_label(self, form: str) -> str:
         """A name for the kernel: the form, then the steps."""
         return "_".join([form, *(step.op.name for step in self.epilogue)])
 

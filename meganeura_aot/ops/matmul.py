@@ -93,7 +93,7 @@ class MatMul(EpilogueOp):
             bind={"a": a, "b": b, **bound, "out": out},
             const={"M": m, "N": n, "K": depth, **sizes, **choice.constants},
             groups=choice.groups,
-            label=self.label(form),
+            label=self.kernel_label(form),
         )
 
     @classmethod
