@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .builder_attention import AttentionOperators
+from .builder_conv import ImageOperators
 from .builder_gather import GatherOperators
 from .builder_norm import NormOperators
 from .errors import GraphError
@@ -54,7 +55,7 @@ def locate_errors(cls: type[Graph]) -> type[Graph]:
 
 
 @locate_errors
-class Graph(GatherOperators, NormOperators, AttentionOperators):
+class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     """A graph under construction. Shapes are static; () is a scalar; row-major; batch first."""
 
     def __init__(self) -> None:

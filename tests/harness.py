@@ -18,6 +18,7 @@ from meganeura_aot import Graph, Program, compile_graph
 from meganeura_aot.emit import Header, declared_constants, emit_model
 from meganeura_aot.graph import GraphIR
 from meganeura_aot.names import choose_names
+from meganeura_aot.ops.leaf import Leaf
 from meganeura_aot.reference import evaluate
 from runtime_stub.core import Buffer, ModelRunner, Pipeline
 from runtime_stub.doctor import choose_adapter, request_device
@@ -135,17 +136,22 @@ def check(
 
 
 def allowed_error(ir: GraphIR, value: Any, feeds: Mapping[str, Array], ref: Array) -> Array:
-    """The rule of the operator that computes `value`, which reads leaves alone."""
+    """The rule of the operator that computes `value` from leaves and views of them; the pointwise rule otherwise."""
     node = ir.nodes[value.node]
-    inputs = [ir.nodes[v.node].op for v in node.inputs]
-    arrays = []
-    for op in inputs:
-        label = getattr(op, "label", None)
-        array = feeds[label] if label is not None else op.reference() if op.is_leaf else None
-        if array is None:
-            return pointwise_bound(ref)
-        arrays.append(array.astype(np.float64) if array.dtype.kind == "f" else array)
-    return bound(node.op, arrays, ref)
+    arrays = [exact(ir, v, feeds) for v in node.inputs]
+    return pointwise_bound(ref) if any(array is None for array in arrays) else bound(node.op, arrays, ref)
+
+
+def exact(ir: GraphIR, value: Any, feeds: Mapping[str, Array]) -> Any:
+    """A leaf, or a view of one, as the reference sees it; None for what is computed, which has an error of its own."""
+    node = ir.nodes[value.node]
+    if isinstance(node.op, Leaf):
+        array = feeds[node.op.label]
+        return array.astype(np.float64) if array.dtype.kind == "f" else array
+    if node.op.is_leaf:
+        return node.op.reference()
+    source = exact(ir, node.inputs[0], feeds) if node.op.is_view else None
+    return None if source is None else node.op.reference(source)
 
 
 def assert_same(one: Mapping[str, Array], two: Mapping[str, Array], what: str) -> None:

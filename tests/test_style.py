@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"builder_gather"},
     {"builder_norm"},
     {"builder_attention"},
+    {"builder_conv"},
     {"builder"},
     {"autodiff", "reference", "passes"},
     {"kernel"},

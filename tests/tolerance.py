@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.op import Op
+from meganeura_aot.ops.conv import ConvOp
 from meganeura_aot.ops.matmul import MatMul
+from meganeura_aot.ops.pool import AvgPool
 
 Array = np.ndarray[Any, Any]
 
@@ -68,11 +70,32 @@ def attention_bound(op: Any, q: Array, k: Array, v: Array, *extras: Array) -> tu
     return out.transpose(0, 2, 1, 3).reshape(q.shape) + SMALLEST_NORMAL, lse.reshape(*q.shape[:-2], *lse.shape[1:])
 
 
+def conv_bound(op: ConvOp, x: Array, w: Array) -> Array:
+    """The allowed error of a convolution: a sum has a term for every input channel of a group and every tap."""
+    depth = x.shape[1] // op.groups * int(np.prod(w.shape[2:]))
+    return CONTRACTION * np.sqrt(max(depth, 1)) * op.product(np.abs(x), np.abs(w)) + SMALLEST_NORMAL
+
+
+def pool_bound(op: AvgPool, x: Array) -> Array:
+    """The allowed error of the mean of a window."""
+    return CONTRACTION * np.sqrt(np.prod(op.kernel)) * op.reference(np.abs(x)) + SMALLEST_NORMAL
+
+
+def batch_norm_bound(op: Any, x: Array, mean: Array, variance: Array, scale: Array, shift: Array) -> Array:
+    """The allowed error of a sum of two terms that may cancel: a contraction of that length."""
+    spread = op.reference(np.abs(x), -np.abs(mean), variance, np.abs(scale), np.abs(shift))
+    return CONTRACTION * np.sqrt(2) * np.abs(spread) + SMALLEST_NORMAL
+
+
 # The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs; a tuple for
 # operators of several outputs, whose shapes differ.
 BOUNDS: dict[str, Callable[..., Any]] = {
     "attention": attention_bound,
+    "batch_norm": batch_norm_bound,
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
+    "avg_pool": pool_bound,
+    "conv": lambda op, x, w, *extras: conv_bound(op, x, w),
+    "conv_transpose": lambda op, x, w, *extras: conv_bound(op, x, w),
     "sum": sum_bound,
     "mean": sum_bound,
     "scatter_add": scatter_bound,

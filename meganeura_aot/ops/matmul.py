@@ -12,25 +12,14 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
+from ..op import Lowering, Operand, Sample
+from .epilogue import EpilogueOp
 from .matmul_kernel import choose_kernel
-from .pointwise import (
-    Array,
-    Step,
-    broadcast_shapes,
-    collapse,
-    coordinate_lines,
-    evaluate_steps,
-    index_text,
-    step_dtypes,
-    write_steps,
-)
-
-SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+from .pointwise import Array, Step, broadcast_shapes, collapse, coordinate_lines, evaluate_steps, index_text
 
 
 @dataclass(frozen=True)
-class MatMul(Op):
+class MatMul(EpilogueOp):
     """out[..., M, N] = A[..., M, K] @ B[..., K, N], summed in f32; then the epilogue on every element.
 
     trans_a: A is stored [..., K, M]; trans_b: B is stored [..., N, K]. Batch dimensions broadcast.
@@ -51,13 +40,7 @@ class MatMul(Op):
             form = f"{a}{'^T' * self.trans_a} @ {b}{'^T' * self.trans_b}"
             raise GraphError(f"matmul: expected inner sizes that agree, got {k} and {k_b} in {form}")
         batch = broadcast_shapes("matmul", [a.shape[:-2], b.shape[:-2]])
-        out = TensorType((*batch, m, n))
-        for extra in extras:
-            if broadcast_shapes("matmul epilogue", [out.shape, extra.shape]) != out.shape:
-                raise GraphError(f"matmul epilogue: {extra} does not broadcast to {out}")
-        if self.epilogue and step_dtypes(self.epilogue, [DType.F32, *(e.dtype for e in extras)])[-1] != DType.F32:
-            raise GraphError("matmul epilogue: expected f32 as its result")
-        return out
+        return self.check_epilogue(TensorType((*batch, m, n)), extras)
 
     @staticmethod
     def split(shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
@@ -79,16 +62,12 @@ class MatMul(Op):
 
     def describe(self, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str:
         a, b = (f"{t}{'^T' * flag}" for t, flag in zip(inputs, (self.trans_a, self.trans_b), strict=False))
-        return f"{a} @ {b}{''.join(self._step_text(step, inputs) for step in self.epilogue)} -> {outputs[0]}"
+        return f"{a} @ {b}{self.describe_epilogue(inputs)} -> {outputs[0]}"
 
-    @staticmethod
-    def _step_text(step: Step, inputs: Sequence[TensorType]) -> str:
-        """` + f32[64]` for a sum with an extra input, `, relu` for a function."""
-        extras = range(1, len(inputs) - 1)
-        others = [str(inputs[1 + i]) for i in step.operands if i in extras]
-        if step.op.name in SYMBOLS and len(others) == 1 and step.operands[0] not in extras:
-            return f" {SYMBOLS[step.op.name]} {others[0]}"
-        return f", {step.op.name}" + (f"({', '.join(others)})" if others else "")
+    def as_matrices(self, shape: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The batch must be the output's whole batch, or one."""
+        padded = (1,) * (len(out) - len(shape)) + shape
+        return padded if padded[:-2] == out[:-2] or math.prod(padded[:-2]) == 1 else None
 
     def lower(self, k: Lowering, a: Operand, b: Operand, *extras: Operand, out: Operand) -> None:
         if out.size == 0:
@@ -99,7 +78,7 @@ class MatMul(Op):
         layout = collapse(batch, [a.shape[:-2], b.shape[:-2]])
         a_batch, b_batch = (batch_text(spans, layout.dims) for spans in layout.spans)
         sizes = {f"D{axis}": size for axis, size in enumerate(layout.dims) if f"D{axis}" in f"{a_batch} {b_batch}"}
-        bound, lines, result = self._epilogue_text(extras, out)
+        bound, finish = self.lower_epilogue(extras, out)
         form = "matmul" + ("_at" if self.trans_a else "") + ("_bt" if self.trans_b else "")
         k.dispatch(
             choice.template,
@@ -110,29 +89,13 @@ class MatMul(Op):
                 "batch_overrides": list(sizes),
                 "a_batch": a_batch,
                 "b_batch": b_batch,
-                "extras": [{"name": name, "dtype": operand.dtype} for name, operand in bound.items()],
-                "epilogue": lines,
-                "result": result,
+                **finish,
             },
             bind={"a": a, "b": b, **bound, "out": out},
             const={"M": m, "N": n, "K": depth, **sizes, **choice.constants},
             groups=choice.groups,
-            label="_".join([form, *(step.op.name for step in self.epilogue)]),
+            label=self.kernel_label(form),
         )
-
-    def _epilogue_text(self, extras: Sequence[Operand], out: Operand) -> tuple[dict[str, Operand], list[str], str]:
-        """The extra bindings by name, the statements, and the expression that is stored."""
-        bound: dict[str, Operand] = {}
-        texts = ["sum"]
-        for extra in extras:
-            if extra.literal is not None:
-                texts.append(extra.literal)
-                continue
-            name = f"d{len(bound)}"
-            bound[name] = extra
-            texts.append(f"{name}[{extra_index(extra.shape, out.shape)}]")
-        lines, result = write_steps(self.epilogue, texts, [DType.F32, *(extra.dtype for extra in extras)])
-        return bound, lines, result
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -169,22 +132,3 @@ def batch_text(spans: Sequence[bool], dims: Sequence[int]) -> str:
 
 def _coordinates(spans: Sequence[bool], rank: int) -> list[str]:
     return coordinate_lines({axis for axis, spanned in enumerate(spans) if spanned}, rank)
-
-
-def extra_index(shape: tuple[int, ...], out: tuple[int, ...]) -> str:
-    """WGSL for the index of an epilogue input from batch, row and col: a dimension of size 1 is broadcast."""
-    padded = (1,) * (len(out) - len(shape)) + shape
-    terms = []
-    if math.prod(padded[:-2]) > 1:
-        terms.append("batch" + (" * M" if padded[-2] > 1 else "") + (" * N" if padded[-1] > 1 else ""))
-    if padded[-2] > 1:
-        terms.append("row" + (" * N" if padded[-1] > 1 else ""))
-    if padded[-1] > 1:
-        terms.append("col")
-    return " + ".join(terms) or "0"
-
-
-def can_fuse(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    """Whether an epilogue input of this shape has an `extra_index`: its batch is the output's whole batch or one."""
-    padded = (1,) * (len(out) - len(shape)) + shape
-    return padded[:-2] == out[:-2] or math.prod(padded[:-2]) == 1
