@@ -332,6 +332,9 @@ def test_a_single_row() -> None:
 WRONG: list[tuple[str, Any]] = [
     ("multiple of kv_heads", lambda g, q, k: g.full_attention(q, k, k, 4, 3)),
     ("multiple of kv_heads", lambda g, q, k: g.full_attention(q, k, k, 0)),
+    ("multiple of kv_heads", lambda g, q, k: g.full_attention(q, k, k, 4, 0)),
+    ("offset", lambda g, q, k: g.causal_attention(q, k, k, 4, 2, offset=2**31)),
+    ("window of 1", lambda g, q, k: g.sliding_window_attention(q, k, k, 4, 2, window=2**31)),
     ("heads of 1 to 256", lambda g, q, k: g.full_attention(q, k, k, 3)),
     ("4 heads of 7", lambda g, q, k: g.full_attention(q, k, k, 4, 2, 7)),
     ("as k and v", lambda g, q, k: g.full_attention(q, k, k, 4)),
