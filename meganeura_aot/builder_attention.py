@@ -45,7 +45,7 @@ class AttentionOperators(Operators):
         soft_cap: float | None = None,
     ) -> Tensor:
         """softmax(scale * q @ k^T + attn_mask) @ v over the keys that `mask` shows: Full(), Causal() or Window(n)"""
-        op = Attention(heads, kv_heads or heads, mask, scale, soft_cap)
+        op = Attention(heads, heads if kv_heads is None else kv_heads, mask, scale, soft_cap)
         return self._attend(op, head_dim, q, k, v, attn_mask)
 
     def attention_with_lse(
@@ -63,7 +63,7 @@ class AttentionOperators(Operators):
         soft_cap: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`attention`, and log(sum(exp(scores))) as [B, heads, S], -3.4e38 where a query sees no key"""
-        op = Attention(heads, kv_heads or heads, mask, scale, soft_cap, with_lse=True)
+        op = Attention(heads, heads if kv_heads is None else kv_heads, mask, scale, soft_cap, with_lse=True)
         out = self._attend(op, head_dim, q, k, v, attn_mask)
         return out, Tensor(out.graph, Value(out.value.node, 1), op.inferred(q.type, k.type, v.type)[1])
 
@@ -171,7 +171,7 @@ class AttentionOperators(Operators):
         caches need window + S - 1 rows or more.
         """
         mask = Causal() if window is None else Window(window)
-        op = Attention(heads, kv_heads or heads, mask, scale, soft_cap, ring)
+        op = Attention(heads, heads if kv_heads is None else kv_heads, mask, scale, soft_cap, ring)
         return self._attend(op, head_dim, q, k_cache, v_cache, attn_mask, position)
 
     def _attend(self, op: Attention, head_dim: int | None, q: Tensor, *inputs: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """The one tolerance rule: |y - ref| <= rtol * |ref| + atol * scale, scale = max |ref| of the row (last axis).
 
-Contractions: 2e-6 * sqrt(K) * (|A| @ |B|) elementwise. Sums are contractions with ones. Data movement and max/min: exact.
+Contractions: 2e-6 * sqrt(K) * (|A| @ |B|) elementwise; attention with weights P over T keys: 2e-6 * (sqrt(head_dim) *
+max |q| @ |k| * scale + sqrt(T)) * (P @ |V|). Sums are contractions with ones. Data movement and max/min: exact.
 NaN and infinity only where the reference has them.
 """
 

@@ -17,6 +17,8 @@ from .pointwise import GROUP, Array
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e9  # an additive mask up to here hides a key altogether
+FARTHEST = 2**30  # a place among the keys: sums of two fit an i32
+LARGEST_FACTOR = 1e18  # of scores: products of two fit an f32
 LEAST = -3.4e38  # stands for -inf, as the maximum and the logarithm of a sum over nothing
 
 
@@ -97,12 +99,14 @@ class Attention(Op):
             raise GraphError(
                 f"attention: expected heads as a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
             )
-        if isinstance(self.mask, Window) and self.mask.size < 1:
-            raise GraphError(f"attention: expected a window of 1 or more, got {self.mask.size}")
-        if self.scale is not None and not math.isfinite(self.scale):
+        if isinstance(self.mask, Window) and not 1 <= self.mask.size <= FARTHEST:
+            raise GraphError(f"attention: expected a window of 1 to {FARTHEST}, got {self.mask.size}")
+        if not isinstance(self.mask, Full) and abs(self.mask.offset) > FARTHEST:
+            raise GraphError(f"attention: expected an offset of at most {FARTHEST}, got {self.mask.offset}")
+        if self.scale is not None and not abs(self.scale) <= LARGEST_FACTOR:
             raise GraphError(f"attention: expected a finite scale, got {self.scale}")
-        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
-            raise GraphError(f"attention: expected a soft cap > 0, got {self.soft_cap}")
+        if self.soft_cap is not None and not 1 / LARGEST_FACTOR <= self.soft_cap <= LARGEST_FACTOR:
+            raise GraphError(f"attention: expected a finite soft cap > 0, got {self.soft_cap}")
 
     def _check_extras(self, size: Sizes, extras: Sequence[TensorType]) -> None:
         if [t.dtype for t in extras] not in ([], [DType.F32], [DType.U32], [DType.F32, DType.U32]):

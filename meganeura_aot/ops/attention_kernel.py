@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MEMORY = 1024  # vec4s of workgroup memory
+MEMORY = 1023  # vec4s of workgroup memory, beside a flag
 FEW_QUERIES = 8  # up to this many the decode kernel is used
 ENOUGH_GROUPS = 64  # workgroups that make a larger tile worth its loss of parallelism
 WANTED_GROUPS = 512  # workgroups that fill the device: keys are split until there are as many
 WORTH_SPLITTING = 8192  # multiply-adds a thread that repay a second dispatch
-KEYS_PER_PART = 256  # of the decode kernel
-LARGEST_SPLIT = 16
+KEYS_PER_PART = 256  # of the decode kernel, where they are few
+LARGEST_SPLIT = 32
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def choose_attention(sizes: Sizes, target: str) -> AttentionKernel:
 def _tiled(sizes: Sizes) -> AttentionKernel:
     """Large tiles reuse more of what they load; small ones and split keys keep a short sequence parallel."""
     heads = sizes.batch * sizes.heads
-    for rows, lanes_y in ((8, 8), (4, 8), (4, 4)):
-        tile = tile_structure(sizes.head_dim, rows, lanes_y)
+    for rows, lanes_y, cols in ((8, 8, 2), (4, 8, 2), (4, 4, 1)):
+        tile = tile_structure(sizes.head_dim, rows, lanes_y, cols)
         groups = heads * -(-sizes.queries // (rows * tile["lanes_y"]))
         if groups >= ENOUGH_GROUPS:
             break
@@ -73,14 +73,14 @@ def _tiled(sizes: Sizes) -> AttentionKernel:
     return AttentionKernel("attention", tile, groups * splits, splits)
 
 
-def tile_structure(head_dim: int, rows: int, lanes_y: int) -> dict[str, int]:
-    """A workgroup of lanes_y x lanes_x threads with `rows` queries each, and what fits its memory.
+def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int) -> dict[str, int]:
+    """A workgroup of lanes_y x lanes_x threads, each with `rows` queries and `cols` vec4s of them, and what fits memory.
 
-    keys: a thread's scores a query; cols: vec4s of the output a thread; depth: vec4s of Q and K staged at once, chunks
-    times; v_keys: rows of V staged at once. lanes_y changes a little to fill subgroups, and is halved for wide heads.
+    keys: a thread's scores a query; depth: vec4s of Q and K staged at once, chunks times; v_keys: rows of V staged at
+    once. lanes_y changes a little to fill subgroups, and is halved for wide heads; narrow heads need one vec4 only.
     """
     vec4s = -(-head_dim // 4)
-    cols = 1 if vec4s <= 8 else 2
+    cols = 1 if vec4s <= 8 else 2 if vec4s > 32 else cols
     lanes_x = max(4, -(-vec4s // cols))
     lanes_x += lanes_x % 2 if lanes_x > 10 else 0  # a prime number of keys could not be staged in equal parts
     threads = 32 * max(1, round(lanes_x * lanes_y / 32))
@@ -107,7 +107,7 @@ def tile_structure(head_dim: int, rows: int, lanes_y: int) -> dict[str, int]:
                 "memory": max((q_tile + k_tile) * (depth | 1), weights + max(v_keys * wide, lanes_x * stride)),
                 "padded": vec4s != chunks * depth or vec4s != wide,
             }
-    return tile_structure(head_dim, rows, lanes_y // 2)
+    return tile_structure(head_dim, rows, lanes_y // 2, cols)
 
 
 def _depth(vec4s: int, threads: int, largest: int) -> int:
@@ -123,9 +123,12 @@ def _depth(vec4s: int, threads: int, largest: int) -> int:
 
 def _decode(sizes: Sizes) -> AttentionKernel:
     """Rows are queries and heads that share keys: the keys are read once for all rows of a workgroup."""
-    splits = min(LARGEST_SPLIT, -(-sizes.keys // KEYS_PER_PART)) if sizes.keys > 2 * KEYS_PER_PART else 1
     shared = sizes.queries * (sizes.heads // sizes.kv_heads)
-    groups = sizes.batch * sizes.kv_heads * splits
+    groups = sizes.batch * sizes.kv_heads
+    splits = 1
+    if sizes.keys > 2 * KEYS_PER_PART:
+        splits = max(1, min(LARGEST_SPLIT, -(-sizes.keys // KEYS_PER_PART), WANTED_GROUPS // groups))
+    groups *= splits
     rows = next((n for n in (4, 3, 2) if n <= shared and groups * -(-shared // n) >= 2 * ENOUGH_GROUPS), 1)
     lanes = 1 << max(0, (-(-sizes.vec4s // 4) - 1).bit_length())
     a_pass = 256 // lanes
