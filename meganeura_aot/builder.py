@@ -77,14 +77,18 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
     ) -> Tensor:
-        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s."""
+        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s.
+
+        dtype: "f32", "i32", "u32", or "f16" for f32 numbers that are stored as halves and read as f32.
+        """
         if not _is_init(init):
             expected = 'init "zeros", "ones", ("uniform", a) or ("normal", s)'
             raise self._error(f"parameter {name!r}", expected, repr(init))
         if isinstance(init, tuple):
             init = (init[0], float(init[1]))
-        type_ = self._type(f"parameter {name!r}", shape, dtype)
-        return self._leaf(Parameter(name, type_, init, trainable))
+        storage = dtype if dtype == "f16" else ""
+        type_ = self._type(f"parameter {name!r}", shape, "f32" if storage else dtype)
+        return self._leaf(Parameter(name, type_, init, trainable, storage))
 
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """A tensor that lives on the GPU across calls; zero at start. `assign` and `advance` write it."""

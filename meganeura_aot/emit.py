@@ -156,7 +156,7 @@ def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
     """The right-hand side that declares a buffer."""
     if buffer.kind in ("scratch", "output"):
         return f"self.buffer({quote(buffer.name)}, nbytes={buffer.nbytes})"
-    dtype, label = dtype_text(buffer.type.dtype), quote(buffer.label)
+    dtype, label = dtype_text(buffer.storage or buffer.type.dtype), quote(buffer.label)
     what = f"{buffer.type.shape!r}"
     if buffer.kind == "input":
         what = f"{quote(buffer.entry)}, {label}, {what}{dtype}"
@@ -165,7 +165,7 @@ def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
         what = f"{label}, {what}, {data}{dtype}"
     else:
         what = f"{label}, {what}{dtype}"
-    init = init_text(buffer.init)
+    init = init_text(buffer.init) if buffer.below is None else f", below={buffer.below}"
     return f"self.{buffer.kind}({what}, nbytes={buffer.nbytes}{init})"
 
 

@@ -92,6 +92,42 @@ def with_library(text: str) -> str:
     return text.rstrip() + "\n" + "".join(f"\n{library[name]}\n" for name in sorted(needed))
 
 
+# How a binding that a kernel declares as an array of f32 or of its vectors reads halves, two to a u32.
+HALVES = {
+    "f32": ("u32", "unpack2x16float({name}[i / 2])[i % 2]"),
+    "vec2<f32>": ("u32", "unpack2x16float({name}[i])"),
+    "vec4<f32>": ("vec2<u32>", "vec4<f32>(unpack2x16float({name}[i].x), unpack2x16float({name}[i].y))"),
+}
+
+
+def read_as_f16(kernel: Kernel, name: str) -> Kernel:
+    """The kernel with the read-only binding `name` stored as f16: every `name[...]` becomes a call."""
+    declaration = re.search(rf"var<storage, read> {name}: array<(f32|vec2<f32>|vec4<f32>)>;", kernel.text)
+    if declaration is None:
+        raise KernelError(f"binding {name} cannot be stored as f16:\n{kernel.text}")
+    element = declaration[1]
+    stored, expression = HALVES[element]
+    head, body = kernel.text[: declaration.end()], kernel.text[declaration.end() :]
+    head = head.replace(declaration[0], declaration[0].replace(f"array<{element}>", f"array<{stored}>"))
+    parts = []
+    while (use := re.search(rf"\b{name}\[", body)) is not None:
+        end = closing(body, use.end())
+        parts += [body[: use.start()], f"read_{name}("]
+        body = f"{body[use.end() : end]}){body[end + 1 :]}"
+    function = f"fn read_{name}(i: u32) -> {element} {{\n    return {expression.format(name=name)};\n}}\n"
+    return Kernel.of(f"{head}{''.join(parts)}{body.rstrip()}\n\n// {name} holds halves, two to a u32\n{function}")
+
+
+def closing(text: str, start: int) -> int:
+    """Where the bracket that was opened before `start` closes."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += (text[place] == "[") - (text[place] == "]")
+        if depth == 0:
+            return place
+    raise KernelError(f"a bracket is not closed:\n{text}")
+
+
 def tidy(text: str) -> str:
     """One blank line between kinds of declarations and around functions: line statements of jinja swallow them."""
     lines: list[str] = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from .errors import GraphError, KernelError, LoweringError
 from .graph import DType, GraphIR, Node, TensorType, Value
-from .kernel import render
+from .kernel import read_as_f16, render
 from .op import Operand
 from .ops.leaf import Constant, Input, Leaf, Parameter, State
 from .ops.pointwise import dispatch_copy
@@ -56,6 +56,7 @@ class EntryLowering:
         self.storage: dict[Value, str] = {}
         self.counts: Counter[str] = Counter()
         self.current: tuple[Node, str] | None = None
+        self.limits = self._index_limits()
 
     # what operators call
 
@@ -81,12 +82,15 @@ class EntryLowering:
                 f"{node.op.name}: template {template} declares {[b.name for b in kernel.bindings]} and overrides "
                 f"{list(kernel.overrides)}, the operator gave {list(bind)} and {list(const)}"
             )
+        halves = [b.name for b in kernel.bindings if bind[b.name].storage == "f16"]
+        for name in halves:
+            kernel = read_as_f16(kernel, name)
         self.dispatches.append(
             Dispatch(
                 name=self.unique(node.op.name),
                 template=template,
                 kernel=kernel,
-                label=label or node.op.name,
+                label=(label or node.op.name) + "_f16" * bool(halves),
                 bindings=tuple((b.name, bind[b.name].buffer, b.access) for b in kernel.bindings),
                 constants=tuple((name, const[name]) for name in kernel.overrides),
                 grid=fold_grid(groups, self.target.limits["max-compute-workgroups-per-dimension"]),
@@ -112,13 +116,15 @@ class EntryLowering:
             name, entry = f"{self.entry}.{label}" if self.several else label, self.entry
             while name in self.buffers or name in self.shared:
                 name += "_"
-        self.buffers[name] = BufferRef(name, kind, label, type_, type_.nbytes or EMPTY, entry, **more)
+        nbytes = -(-type_.size // 2) * 4 if more.get("storage") == "f16" else type_.nbytes
+        self.buffers[name] = BufferRef(name, kind, label, type_, nbytes or EMPTY, entry, **more)
         return name
 
     def operand(self, value: Value) -> Operand:
         op = self.graph.nodes[value.node].op
         literal = wgsl_literal(op) if isinstance(op, Constant) else None
-        return Operand(self.graph.type_of(value), self.storage[value], literal)
+        memory = self.storage[value]
+        return Operand(self.graph.type_of(value), memory, literal, self.buffers[memory].storage)
 
     # the walk
 
@@ -132,6 +138,9 @@ class EntryLowering:
                 problems.append(f"%{index} {node.op.name} (built at {node.location}): {error}")
         if problems:
             raise LoweringError("cannot lower:\n" + "\n".join(problems))
+        for value, name in outputs.items():
+            if self.buffers[self.storage[value]].storage:
+                self._unpack_output(value, name)
         plans = tuple(
             Output(name, self.storage[value], self.graph.type_of(value)) for name, value in self.graph.outputs
         )
@@ -146,6 +155,23 @@ class EntryLowering:
             names.setdefault(self._owner(value), name)
         return names
 
+    def _index_limits(self) -> dict[Value, int]:
+        """For each input that is used as indices, the least of their limits: the runner checks them on the host."""
+        limits: dict[Value, int] = {}
+        for node in self.graph.nodes:
+            for place, limit in node.op.index_limits(*map(self.graph.type_of, node.inputs)).items():
+                owner = self._owner(node.inputs[place])
+                limits[owner] = min(limit, limits.get(owner, limit))
+        return limits
+
+    def _unpack_output(self, value: Value, name: str) -> None:
+        """An output that is a parameter stored as f16 is read as f32."""
+        node, operand = self.graph.nodes[value.node], self.operand(value)
+        result = Operand(operand.type, self.add_buffer("output", name, operand.type))
+        self.current = (node, f"{operand.buffer} as {operand.type}")
+        dispatch_copy(self, operand, result)
+        self.storage.update({v: result.buffer for v, memory in self.storage.items() if memory == operand.buffer})
+
     def _owner(self, value: Value) -> Value:
         """The value whose memory `value` is a view of."""
         while self.graph.nodes[value.node].op.is_view:
@@ -155,7 +181,11 @@ class EntryLowering:
     def _lower(self, index: int, node: Node, outputs: Mapping[Value, str]) -> None:
         value = Value(index)
         if isinstance(node.op, Leaf):
-            more = {"init": node.op.init} if isinstance(node.op, Parameter) else {}
+            more: dict[str, Any] = {}
+            if isinstance(node.op, Parameter):
+                more = {"init": node.op.init, "storage": node.op.storage}
+            elif value in self.limits:
+                more = {"below": self.limits[value]}
             kind = KIND_OF_LEAF[type(node.op)]
             self.storage[value] = self.add_buffer(kind, node.op.label, node.types[0], **more)
             return

@@ -15,11 +15,15 @@ OPS: dict[str, type[Op]] = {}
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as a kernel sees it: its type, the buffer that holds it, and its WGSL literal if it is one number."""
+    """A tensor as a kernel sees it: its type, the buffer that holds it, and its WGSL literal if it is one number.
+
+    storage: "f16" where the buffer holds halves; kernels are written for f32 and read them through a function.
+    """
 
     type: TensorType
     buffer: str
     literal: str | None = None
+    storage: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -16,7 +16,10 @@ KINDS = ("parameter", "state", "constant", "input", "output", "scratch")
 
 @dataclass(frozen=True)
 class BufferRef:
-    """A whole GPU buffer. `label` is the user's name of a leaf or output, else the name of the value it holds."""
+    """A whole GPU buffer. `label` is the user's name of a leaf or output, else the name of the value it holds.
+
+    storage: "f16" where f32 numbers are kept as halves. below: of an input of indices, the limit of each, or None.
+    """
 
     name: str
     kind: str
@@ -26,6 +29,8 @@ class BufferRef:
     entry: str = ""
     init: Init = None
     data: bytes = field(default=b"", repr=False)
+    storage: str = ""
+    below: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,9 @@ class ExecutionPlan:
 
 def _buffer_line(buffer: BufferRef) -> str:
     label = f" {buffer.label!r}" if buffer.label != buffer.name else ""
-    return f"{buffer.kind} {buffer.name}{label} : {buffer.type}, {buffer.nbytes} bytes"
+    stored = f" as {buffer.storage}" if buffer.storage else ""
+    below = f", each below {buffer.below}" if buffer.below is not None else ""
+    return f"{buffer.kind} {buffer.name}{label} : {buffer.type}{stored}, {buffer.nbytes} bytes{below}"
 
 
 def _dispatch_lines(dispatch: Dispatch) -> list[str]:

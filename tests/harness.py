@@ -18,7 +18,7 @@ from meganeura_aot import Graph, Program, compile_graph
 from meganeura_aot.emit import Header, declared_constants, emit_model
 from meganeura_aot.graph import GraphIR
 from meganeura_aot.names import choose_names
-from meganeura_aot.ops.leaf import Leaf
+from meganeura_aot.ops.leaf import Leaf, Parameter
 from meganeura_aot.reference import evaluate
 from runtime_stub.core import Buffer, ModelRunner, Pipeline
 from runtime_stub.doctor import choose_adapter, request_device
@@ -147,6 +147,8 @@ def exact(ir: GraphIR, value: Any, feeds: Mapping[str, Array]) -> Any:
     node = ir.nodes[value.node]
     if isinstance(node.op, Leaf):
         array = feeds[node.op.label]
+        if isinstance(node.op, Parameter) and node.op.storage == "f16":
+            array = array.astype(np.float16)
         return array.astype(np.float64) if array.dtype.kind == "f" else array
     if node.op.is_leaf:
         return node.op.reference()

@@ -34,7 +34,7 @@ def ids_below(limit: int, *shape: int, seed: int = 0) -> Array:
 def scatter(ids: Array, src: Array, rows: int) -> Array:
     g = Graph()
     x = g.input("src", src.shape)
-    g.set_outputs({"y": g.scatter_add(g.input("ids", ids.shape, "u32"), x, rows)})
+    g.set_outputs({"y": g.scatter_add(g.parameter("ids", ids.shape, "u32"), x, rows)})
     return harness.run(compile_graph(g), {"ids": ids, "src": src})["y"]
 
 
@@ -72,9 +72,9 @@ def test_scatter_add_of_one_id_and_of_ascending_and_descending_ids() -> None:
 
 def test_scatter_add_replays_are_bit_identical() -> None:
     g = Graph()
-    g.set_outputs({"y": g.scatter_add(g.input("ids", (5000,), "u32"), g.input("src", (5000, 33)), 50)})
+    g.set_outputs({"y": g.scatter_add(g.parameter("ids", (5000,), "u32"), g.input("src", (5000, 33)), 50)})
     runner = harness.load(compile_graph(g))
-    feeds = {"ids": ids_below(60, 5000), "src": normal(5000, 33)}
+    feeds = harness.feeds_of(runner, {"ids": ids_below(60, 5000), "src": normal(5000, 33)})
     first = runner.run(**feeds)
     for _ in range(19):
         harness.assert_same(first, runner.run(**feeds), "in a replay")
@@ -92,7 +92,7 @@ def test_scatter_add_shows_nan_and_infinity_where_they_go() -> None:
 
 def test_ids_of_any_rank_and_every_axis() -> None:
     g = Graph()
-    x, ids, table = g.input("x", (3, 4, 5, 8)), g.input("ids", (2, 3), "u32"), g.input("table", (6, 7))
+    x, ids, table = g.input("x", (3, 4, 5, 8)), g.parameter("ids", (2, 3), "u32"), g.input("table", (6, 7))
     outputs = {f"axis{axis}": g.gather(x, ids, axis) for axis in (0, 1, 2, 3, -1)}
     g.set_outputs(outputs | {"embedding": g.embedding(ids, table)})
     feeds = {"x": normal(3, 4, 5, 8), "ids": ids_below(3, 2, 3), "table": normal(6, 7)}
@@ -105,7 +105,7 @@ def test_ids_of_any_rank_and_every_axis() -> None:
 def test_more_than_65535_workgroups() -> None:
     count = 16_777_217
     g = Graph()
-    x, ids = g.input("x", (1000,)), g.input("ids", (count,), "u32")
+    x, ids = g.input("x", (1000,)), g.parameter("ids", (count,), "u32")
     g.set_outputs({"y": g.gather_elements(x, ids)})
     feeds = {"x": normal(1000), "ids": ids_below(1001, count)}
     expected = np.append(feeds["x"], np.float32(0))[feeds["ids"]]
@@ -136,7 +136,7 @@ def test_gradients() -> None:
     ]
     for op, order, shape, ids_shape in cases:
         g = Graph()
-        leaves = {"x": g.input("x", shape), "ids": g.input("ids", ids_shape, "u32")}
+        leaves = {"x": g.input("x", shape), "ids": g.parameter("ids", ids_shape, "u32")}
         operands = [leaves[name] for name in order]
         y = g.apply(op, *operands)
         dy = g.input("dy", y.shape)
@@ -259,7 +259,7 @@ def test_a_vocabulary_takes_two_dispatches() -> None:
 
 def test_what_does_not_fit() -> None:
     g = Graph()
-    x, ids, real = g.input("x", (4, 5)), g.input("ids", (3,), "u32"), g.input("real", (3,))
+    x, ids, real = g.input("x", (4, 5)), g.parameter("ids", (3,), "u32"), g.input("real", (3,))
     scalar = g.input("scalar", ())
     wide, long = g.input("wide", (4, 6), "u32"), g.input("long", (100,))
     wrong = [

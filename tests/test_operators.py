@@ -10,7 +10,7 @@ import pytest
 
 from meganeura_aot.graph import GraphIR, Node, Value
 from meganeura_aot.op import OPS, Sample
-from meganeura_aot.ops.leaf import Input
+from meganeura_aot.ops.leaf import Input, Parameter
 from meganeura_aot.passes import prune
 from meganeura_aot.target import TARGETS, find_target
 from tests import harness
@@ -35,8 +35,13 @@ NO_SAMPLES = {
 
 
 def graph_of(sample: Sample) -> GraphIR:
-    """The operator over inputs x0, x1, ..., each output of it an output."""
-    nodes = [Node(Input(f"x{i}", type_), (), (type_,)) for i, type_ in enumerate(sample.inputs)]
+    """The operator over inputs x0, x1, ..., each output of it an output.
+
+    Indices are parameters: the runner refuses inputs out of range, and the kernel is to be tested with them.
+    """
+    indices = sample.op.index_limits(*sample.inputs)
+    leaves = [Parameter if i in indices else Input for i in range(len(sample.inputs))]
+    nodes = [Node(leaf(f"x{i}", t), (), (t,)) for i, (leaf, t) in enumerate(zip(leaves, sample.inputs, strict=True))]
     values = tuple(Value(i) for i in range(len(nodes)))
     types = sample.op.inferred(*sample.inputs)
     nodes.append(Node(sample.op, values, types))

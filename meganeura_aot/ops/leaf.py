@@ -33,10 +33,14 @@ class Input(Leaf):
 
 @dataclass(frozen=True)
 class Parameter(Leaf):
-    """A weight. init is None, "zeros", "ones", ("uniform", a) or ("normal", s)."""
+    """A weight. init is None, "zeros", "ones", ("uniform", a) or ("normal", s).
+
+    storage: "" for the dtype itself; "f16" for f32 numbers that are rounded to f16 and kept as such.
+    """
 
     init: Init = None
     trainable: bool = True
+    storage: str = ""
 
 
 @dataclass(frozen=True)
