@@ -83,7 +83,9 @@ def feeds_of(graph: Any) -> dict[str, Any]:
             type_ = node.types[0]
             floats = type_.dtype == "f32"
             feeds[node.op.label] = (
-                rng.standard_normal(type_.shape, np.float32) if floats else rng.integers(0, 32768, type_.shape, np.uint32)
+                rng.standard_normal(type_.shape, np.float32)
+                if floats
+                else rng.integers(0, 32768, type_.shape, np.uint32)
             )
     return feeds
 
