@@ -38,7 +38,7 @@ def located(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
-        except (GraphError, AttributeError, OverflowError, TypeError, ValueError) as error:
+        except (GraphError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
             text = str(error) if isinstance(error, GraphError) else f"{method.__name__}: {error}"
             where = "" if "(built at " in text else f" (built at {user_location()})"
             raise GraphError(text + where) from (None if isinstance(error, GraphError) else error)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .builder_ops import Operators
 from .errors import GraphError
-from .graph import Value
+from .graph import DType, Value
 from .op import Op
 from .ops.attention import Attention, Causal, Full, Mask, Window
 from .ops.cache import CacheWrite
@@ -170,11 +170,27 @@ class AttentionOperators(Operators):
         position: where `cache_write` put the row of the first query, before `advance`. ring: as in `cache_write`; the
         caches need window + S - 1 rows or more.
         """
+        if not isinstance(position, Tensor) or position.dtype is not DType.U32:
+            got = position.type if isinstance(position, Tensor) else repr(position)
+            raise GraphError(f"cached_attention: expected a position of dtype u32, got {got}")
         mask = Causal() if window is None else Window(window)
         op = Attention(heads, heads if kv_heads is None else kv_heads, mask, scale, soft_cap, ring)
         return self._attend(op, head_dim, q, k_cache, v_cache, attn_mask, position)
 
-    def _attend(self, op: Attention, head_dim: int | None, q: Tensor, *inputs: Tensor | None) -> Tensor:
+    def _attend(
+        self,
+        op: Attention,
+        head_dim: int | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None,
+        position: Tensor | None = None,
+    ) -> Tensor:
+        if not isinstance(op.mask, Full | Causal | Window):
+            raise GraphError(f"attention: expected Full(), Causal() or Window(n) as the mask, got {op.mask!r}")
+        if attn_mask is not None and isinstance(attn_mask, Tensor) and attn_mask.dtype is not DType.F32:
+            raise GraphError(f"attention: expected an additive mask of f32, got {attn_mask.type}")
         if head_dim is not None and q.type.size and q.shape[-1] != op.heads * head_dim:
             raise GraphError(f"attention: expected {op.heads} heads of {head_dim} in the last axis of q, got {q.type}")
-        return self.apply(op, q, *(x for x in inputs if x is not None))
+        return self.apply(op, q, k, v, *(x for x in (attn_mask, position) if x is not None))

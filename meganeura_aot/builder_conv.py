@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import numpy as np
 
@@ -92,11 +93,11 @@ class ImageOperators(Operators):
 
     def global_avg_pool(self, x: Tensor, keepdims: bool = False) -> Tensor:
         """The mean of every channel of x [N, C, ...]: [N, C], or [N, C, 1, ...] with keepdims"""
-        return self.mean(x, range(2, x.rank), keepdims)
+        return self.mean(x, self._spatial("global_avg_pool", x), keepdims)
 
     def global_max_pool(self, x: Tensor, keepdims: bool = False) -> Tensor:
         """The largest of every channel of x [N, C, ...]: [N, C], or [N, C, 1, ...] with keepdims"""
-        return self.max(x, range(2, x.rank), keepdims)
+        return self.max(x, self._spatial("global_max_pool", x), keepdims)
 
     def upsample(self, x: Tensor, factor: Sizes = 2) -> Tensor:
         """Every element of x [N, C, ...] repeated along the spatial axes: nearest neighbour"""
@@ -121,14 +122,23 @@ class ImageOperators(Operators):
         Negative widths cut off, with "constant".
         """
         chosen = (
-            range(x.rank) if axes is None else [self._axis(x, a) for a in ([axes] if isinstance(axes, int) else axes)]
+            range(x.rank)
+            if axes is None
+            else [self._axis(x, a) for a in ([axes] if isinstance(axes, int | np.integer) else axes)]
         )
-        table = {axis: (int(front), int(behind)) for axis, (front, behind) in zip(chosen, widths, strict=False)}
+        if mode != "constant" and (isinstance(value, Tensor) or value != 0):
+            raise GraphError(f"pad: expected a value with mode constant alone, got {value} and mode {mode!r}")
+        table = {axis: (index(front), index(behind)) for axis, (front, behind) in zip(chosen, widths, strict=False)}
         if not len(widths) == len(chosen) == len(table):
             raise GraphError(f"pad: expected two widths for each of the axes {list(chosen)}, got {list(widths)}")
         front, behind = (tuple(table.get(axis, (0, 0))[side] for axis in range(x.rank)) for side in (0, 1))
         operands = [self.lift(value, like=x)] if mode == "constant" else []
         return self.apply(Pad(front, behind, mode), x, *operands)
+
+    def _spatial(self, name: str, x: Tensor) -> Sequence[int]:
+        if x.rank < 3:
+            raise GraphError(f"{name}: expected [N, C, ...], got {x.type}")
+        return range(2, x.rank)
 
     def _biased(self, y: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:

@@ -27,6 +27,8 @@ class NormOperators(Operators):
     def layer_norm(self, x: Tensor, w: Tensor | None = None, b: Tensor | None = None, eps: float = 1e-5) -> Tensor:
         """(x - mean) / sqrt(variance + eps) * w + b over the last axis"""
         if w is None and b is not None:
+            if b.shape != x.shape[-1:]:
+                raise GraphError(f"layer_norm: expected a bias of {list(x.shape[-1:])}, got {b.type}")
             return self.add(self.layer_norm(x, eps=eps), b)
         return self.apply(LayerNorm(float(eps)), *(t for t in (x, w, b) if t is not None))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
+from .errors import GraphError
 from .graph import DType, TensorType
 from .target import Target
 
@@ -74,6 +78,13 @@ class Sample:
         return (self.draw,) * len(self.inputs) if isinstance(self.draw, str) else self.draw
 
 
+def plain(value: Any) -> Any:
+    """The value with NumPy's numbers as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return tuple(map(plain, value)) if type(value) is tuple else value
+
+
 @dataclass(frozen=True)
 class Op:
     """Base of all operators. The fields of a subclass are its attributes.
@@ -103,6 +114,17 @@ class Op:
         if cls.name in OPS:
             raise TypeError(f"operator {cls.name} is defined twice")
         OPS[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        """Numbers of NumPy become Python's; raises GraphError where an attribute is not of its declared type."""
+        for field in fields(self):
+            value = plain(getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            expected = str(field.type).split(" | ")
+            if "int" in expected and not (type(value) is int or (value is None and "None" in expected)):
+                raise GraphError(f"{self.name}: expected an integer as {field.name}, got {value!r}")
+            if "float" in expected and isinstance(value, int | float) and not math.isfinite(value):
+                raise GraphError(f"{self.name}: expected a finite {field.name}, got {value}")
 
     def inferred(self, *types: TensorType) -> tuple[TensorType, ...]:
         """The output types, always as a tuple."""

@@ -60,14 +60,14 @@ def test_rows_are_read_in_fours_only_where_all_runs_are_aligned() -> None:
 def test_rows_and_columns(rows: int, columns: int) -> None:
     g = Graph()
     x, t = g.input("x", (rows, columns)), g.input("t", (rows, columns))
-    w, b = g.parameter("w", (columns,)), g.parameter("b", (columns,))
+    w, b, variance = (g.parameter(name, (columns,)) for name in ("w", "b", "variance"))
     labels = g.input("labels", (rows,), "u32")
     g.set_outputs(
         {
             "rms": g.rms_norm(x, w),
             "layer": g.layer_norm(x, w, b),
             "group": g.group_norm(g.reshape(x, (rows, 1, columns)), 1, activation="silu"),
-            "batch": g.batch_norm(x, b, w * w, w, b),
+            "batch": g.batch_norm(x, b, variance, w, b),
             "softmax": g.softmax(x),
             "log": g.log_softmax(x),
             "weights": g.cross_entropy_loss(x, t),  # which do not add up to 1
@@ -79,7 +79,8 @@ def test_rows_and_columns(rows: int, columns: int) -> None:
         }
     )
     feeds = {"x": normal(rows, columns) * 3, "t": normal(rows, columns, seed=1), "labels": ids(columns, rows)}
-    harness.check(g, {**feeds, "w": normal(columns, seed=2), "b": normal(columns, seed=3)}, twins=rows == 3)
+    weights = {"w": normal(columns, seed=2), "b": normal(columns, seed=3), "variance": normal(columns, seed=2) ** 2}
+    harness.check(g, feeds | weights, twins=rows == 3)
 
 
 @pytest.mark.parametrize("columns", [4096, 4097, 8192, 8193, 8196, 50_257, 152_064, 200_000])

@@ -158,7 +158,7 @@ class Attention(Op):
     @staticmethod
     def per_head(x: Array, heads: int, size: Sizes) -> Array:
         """[B, N, heads * hd] to [B, H, N, hd]: each head of k and v serves H / heads of q."""
-        split = x.reshape(size.batch, -1, heads, size.head_dim).transpose(0, 2, 1, 3)
+        split = x.reshape(size.batch, x.shape[-2], heads, size.head_dim).transpose(0, 2, 1, 3)
         return np.repeat(split, size.heads // heads, axis=1)
 
     def scores(self, q: Array, k: Array, *extras: Array) -> tuple[Array, Array]:

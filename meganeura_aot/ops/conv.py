@@ -92,7 +92,8 @@ class ConvOp(EpilogueOp, register=False):
     def lower(self, k: Lowering, x: Operand, w: Operand, *extras: Operand, out: Operand) -> None:
         if out.size == 0:
             return
-        if all(n == 1 for n in (*w.shape[2:], *self.stride, self.groups)) and not any(self.padding):
+        one_tap = all(n == 1 for n in (*w.shape[2:], *self.stride, self.groups)) and not any(self.padding)
+        if one_tap and x.shape[2:] == out.shape[2:]:
             self._lower_to_product(k, x, w, extras, out)
             return
         channels, rows = x.shape[1] // self.groups, out.shape[1] // self.groups

@@ -51,7 +51,7 @@ class Pool(Op, register=False):
         """How many windows there are along a spatial axis; raises GraphError where not one fits."""
         before, after = self.padding[axis], self.padding[axis + len(self.kernel)]
         room = before + size + after - (self.kernel[axis] - 1) * self.dilation[axis] - 1
-        if room < 0:
+        if room < (1 - self.stride[axis] if self.ceil_mode else 0):
             expected = f"a padded size of {before + size + after - room} or more on axis {axis + 2}"
             raise GraphError(f"{self.name}: expected {expected}, got {before + size + after}")
         stride = self.stride[axis]
