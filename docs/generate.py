@@ -24,6 +24,7 @@ these are the operators behind them. `tolerance` is the line of the one rule tha
 
 PARITY_HEAD = """# Parity with the seed
 
+The seed is the compile stage of meganeura 0.2.0, a neural-network system in Rust whose operators this project writes anew.
 Made by `python docs/generate.py`. Every shader entry and operator of the seed, the operators and kernels here that do its
 work, and the test that runs them against the float64 reference. `template: variants` are files of `shaders/`.
 """

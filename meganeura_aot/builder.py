@@ -49,7 +49,7 @@ def located(method: Callable[..., Any]) -> Callable[..., Any]:
 def locate_errors(cls: type[Graph]) -> type[Graph]:
     """Every public method, `located`."""
     for name in dir(cls):
-        if not name.startswith("_") and callable(getattr(cls, name)):
+        if not name.startswith("_") and name != "build" and callable(getattr(cls, name)):
             setattr(cls, name, located(getattr(cls, name)))
     return cls
 
@@ -91,8 +91,12 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return self._leaf(Parameter(name, type_, init, trainable, storage))
 
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
-        """A tensor that lives on the GPU across calls; zero at start. `assign` and `advance` write it."""
-        return self._leaf(State(name, self._type(f"state {name!r}", shape, dtype)))
+        """A tensor that lives on the GPU across calls; zero at start. `assign`, `advance`, `cache_write` write it.
+
+        dtype: "f32", "i32", "u32", or "f16" for a cache of f32 numbers that are stored as halves.
+        """
+        storage = dtype if dtype == "f16" else ""
+        return self._leaf(State(name, self._type(f"state {name!r}", shape, "f32" if storage else dtype), storage))
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
@@ -113,7 +117,12 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
         """Write `value` into a state; every later use of its handle sees the new value."""
-        return self._write(self._assignable("assign", state), Assign(), [self.lift(value, like=state)])
+        leaf = self._assignable("assign", state)
+        if self._storage(leaf):
+            raise self._error(
+                f"assign to state {self._label(leaf)!r}", "a state not stored as f16", "a cache of halves"
+            )
+        return self._write(leaf, Assign(), [self.lift(value, like=state)])
 
     def advance(self, state: Tensor, n: Tensor | int, limit: int) -> Tensor:
         """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
@@ -229,6 +238,10 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         if any(advance.state == label for advance in self._advances):
             raise self._error(f"{action} to state {label!r}", "a state that `advance` does not move", "a position")
         return leaf
+
+    def _storage(self, leaf: Value) -> str:
+        op = self._nodes[leaf.node].op
+        return op.storage if isinstance(op, State) else ""
 
     def _label(self, leaf: Value) -> str:
         op = self._nodes[leaf.node].op

@@ -30,6 +30,9 @@ class AttentionOperators(Operators):
     def _write(self, leaf: Value, op: Op, operands: list[Tensor]) -> Tensor:
         raise NotImplementedError
 
+    def _storage(self, leaf: Value) -> str:
+        raise NotImplementedError
+
     def attention(
         self,
         q: Tensor,
@@ -145,9 +148,9 @@ class AttentionOperators(Operators):
         `advance(position, n, limit=size)` raise first: write, attend, then advance, all in one entry point.
         ring: position p is row p % size, for attention over a window.
         """
-        return self._write(
-            self._state_leaf("cache_write", cache), CacheWrite(ring), [self.lift(rows), self.lift(position)]
-        )
+        leaf = self._state_leaf("cache_write", cache)
+        op = CacheWrite(ring, self._storage(leaf) == "f16")
+        return self._write(leaf, op, [self.lift(rows), self.lift(position)])
 
     def cached_attention(
         self,

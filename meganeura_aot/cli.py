@@ -17,7 +17,7 @@ from rich.table import Table
 
 from .builder import Graph
 from .compiler import Program, compile_graph, entry_points
-from .errors import MeganeuraError
+from .errors import GraphError, MeganeuraError
 from .graph import GraphIR
 from .model_file import UsageError, load_graphs, parse_setting
 from .target import TARGETS
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except UsageError as error:
         return fail(str(error), 2)
+    except GraphError as error:
+        return fail(str(error) if "(built at " in str(error) else f"{options.model}: {error}", 1)
     except MeganeuraError as error:
         return fail(str(error), 1)
     except OSError as error:
@@ -94,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     shown = options.output or output.relative_to(output.parents[1])
     if options.check:
-        return check(program, output, shown)
+        return check(program, options.model, output, shown)
     program.save(output)
     log(options, f"wrote {shown}", start)
     if options.report:
@@ -133,18 +135,25 @@ def stage_text(graphs: Mapping[str, GraphIR]) -> str:
     return "\n".join(f"==== {entry} ====\n{graph.text()}" for entry, graph in graphs.items())
 
 
-def check(program: Program, output: Path, shown: Path) -> int:
+def check(program: Program, model: Path, output: Path, shown: Path) -> int:
     if not output.is_file():
         return fail(f"{shown}: expected the runner of {program.name}, found no file", 1)
-    found = output.read_text(encoding="utf-8", errors="replace")
-    if found == program.text:
+    found = output.read_bytes()
+    if found == program.text.encode():
         print(f"{shown}: up to date")
         return 0
     lines = difflib.unified_diff(
-        found.splitlines(keepends=True), program.text.splitlines(keepends=True), str(shown), "what would be generated"
+        found.decode("utf-8", "replace").splitlines(keepends=True),
+        program.text.splitlines(keepends=True),
+        str(shown),
+        "what would be generated",
     )
-    sys.stdout.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
-    return fail(f"{shown}: out of date; rebuild it with {program.command}", 1)
+    with contextlib.suppress(BrokenPipeError):  # whoever reads the difference may have seen enough
+        sys.stdout.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        sys.stdout.flush()
+    words = shlex.split(program.command)[2:]
+    rebuild = shlex.join(["meganeura-aot", str(model), *words, "-o", str(shown)])
+    return fail(f"{shown}: out of date; rebuild it with {rebuild}", 1)
 
 
 def refuse_overwriting(model: Path, output: Path) -> None:

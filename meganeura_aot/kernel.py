@@ -102,6 +102,8 @@ HALVES = {
 
 def read_as_f16(kernel: Kernel, name: str) -> Kernel:
     """The kernel with the read-only binding `name` stored as f16: every `name[...]` becomes a call."""
+    if re.search(rf"> {name}: array<(vec2<)?u32>+;", kernel.text):
+        return kernel  # written for halves
     declaration = re.search(rf"var<storage, read> {name}: array<(f32|vec2<f32>|vec4<f32>)>;", kernel.text)
     if declaration is None:
         raise KernelError(f"binding {name} cannot be stored as f16:\n{kernel.text}")

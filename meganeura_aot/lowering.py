@@ -184,6 +184,8 @@ class EntryLowering:
             more: dict[str, Any] = {}
             if isinstance(node.op, Parameter):
                 more = {"init": node.op.init, "storage": node.op.storage}
+            elif isinstance(node.op, State):
+                more = {"storage": node.op.storage}
             elif value in self.limits:
                 more = {"below": self.limits[value]}
             kind = KIND_OF_LEAF[type(node.op)]
@@ -231,10 +233,11 @@ class EntryLowering:
             type_ = self.graph.type_of(old)
             saved = Operand(type_, self.add_buffer(kind, label, type_))
             self.current = (node, f"{memory} before it is written: {saved.type}")
-            dispatch_copy(self, Operand(saved.type, memory), saved)
+            dispatch_copy(self, Operand(saved.type, memory, storage=self.buffers[memory].storage), saved)
             self.storage.update(dict.fromkeys(views, saved.buffer))
         self.storage[Value(index)] = memory
-        operands = [Operand(self.graph.type_of(old), memory), *map(self.operand, node.inputs[1:])]
+        stored = self.buffers[memory].storage
+        operands = [Operand(self.graph.type_of(old), memory, storage=stored), *map(self.operand, node.inputs[1:])]
         self._call(node, operands, [Value(index)])
 
 

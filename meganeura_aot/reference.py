@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .graph import GraphIR, Value
-from .ops.leaf import Leaf, Parameter
+from .ops.leaf import Leaf, Parameter, State
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +21,7 @@ def evaluate(graph: GraphIR, feeds: Mapping[str, Array]) -> dict[str, Array]:
     for index, node in enumerate(graph.nodes):
         if isinstance(node.op, Leaf):
             array = np.asarray(feeds[node.op.label])
-            if isinstance(node.op, Parameter) and node.op.storage == "f16":
+            if isinstance(node.op, Parameter | State) and node.op.storage == "f16":
                 array = array.astype(np.float16)
             result = array.astype(np.float64) if array.dtype.kind == "f" else array
             labels[Value(index)] = node.op.label

@@ -73,8 +73,12 @@ class CanaryRunner(ModelRunner):
             np.testing.assert_array_equal(tail, expected.view(np.uint32), err_msg=message)
 
 
+OPERATORS_RUN: set[str] = set()  # names of the operators of every program loaded by this process
+
+
 def load(program: Program, *, fill: float = 1e30, checked: bool = False) -> Any:
     """A CanaryRunner of the program's emitted Model section."""
+    OPERATORS_RUN.update(node.op.name for graph in program.sources.values() for node in graph.nodes)
     names = choose_names(program.plan)
     settings = {"fill": fill, "length": 0 if checked else TAIL}  # without tails the sizes are those of a real runner
     text = emit_model(program.plan, Header("test", "test", "0"), names)

@@ -37,7 +37,7 @@ BAD_MODELS = {
     "build is no function": ("build = 3\n", "expected `build` to be a function, got int", 1),
     "graph is wrong": ("graph = 3\n", "`graph` is int", 1),
     "needs an argument": ("def build(n):\n    pass\n", "build needs n: give --set n=VALUE", 2),
-    "no outputs": ("from meganeura_aot import Graph\ngraph = Graph()\n", "expected outputs", 1),
+    "no outputs": ("from meganeura_aot import Graph\ngraph = Graph()\n", "model.py: graph: expected outputs", 1),
     "bad shapes": (
         "from meganeura_aot import Graph\ng = Graph()\ng.input('x', (2,)) + g.input('y', (3,))\n",
         "model.py:3",
@@ -189,7 +189,9 @@ def test_check(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(model), "--check"]) == 1
     shown = capsys.readouterr()
     assert "nbytes=17" in next(line for line in shown.out.splitlines() if line.startswith("-") and "b_x" in line)
-    assert "out of date; rebuild it with meganeura-aot model.py" in shown.err
+    assert f"out of date; rebuild it with meganeura-aot {model} -o out/model.py" in shown.err
+    out.write_bytes(out.read_bytes().replace(b"nbytes=17", b"nbytes=16", 1).replace(b"\n", b"\r\n"))
+    assert main([str(model), "--check"]) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs a POSIX system")

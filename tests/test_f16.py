@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from meganeura_aot import Graph, KernelError, Tensor, compile_graph
+from meganeura_aot import Graph, GraphError, KernelError, Tensor, compile_graph
 from meganeura_aot.kernel import Kernel, read_as_f16
 from tests import harness
 
@@ -114,3 +114,52 @@ def test_ids_out_of_range_are_refused_on_the_host() -> None:
     runner.run(ids=[0, 8, 3])
     with pytest.raises(ValueError, match="ids.*below 9, got 9"):
         runner.run(ids=[0, 9, 3])
+
+
+def cache_graph(rows: int, width: int, ring: bool) -> Graph:
+    g = Graph()
+    position = g.state("position", (2,), "u32")
+    old = g.state("k", (2, 8, width), "f16")
+    before = old * 1.0
+    k = g.cache_write(old, g.input("k_rows", (2, rows, width)), position, ring)
+    v = g.cache_write(g.state("v", (2, 8, width), "f16"), g.input("v_rows", (2, rows, width)), position, ring)
+    window = 4 if ring else None
+    y = g.cached_attention(g.input("q", (2, rows, 2 * width)), k, v, position, 4, 2, window=window, ring=ring)
+    g.advance(position, rows, limit=100 if ring else 8)
+    g.set_outputs({"y": y, "before": before, "k": k})
+    return g
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("width", [2, 8, 12, 34])
+def test_caches_of_halves(width: int, ring: bool) -> None:
+    """Two calls: what was written is what the rounded numbers give, and the old version is kept for who reads it."""
+    g = cache_graph(2, width, ring)
+    rng = np.random.default_rng(0)
+    program = compile_graph(g)
+    for fill in (1e30, np.nan):
+        runner = harness.load(program, fill=fill)
+        states = {n: np.zeros((2, 8, width), np.float32) for n in "kv"} | {"position": np.array([0, 3], np.uint32)}
+        runner.set_state("position", states["position"])
+        for _ in range(2):
+            shapes = {"q": (2, 2, 2 * width), "k_rows": (2, 2, width), "v_rows": (2, 2, width)}
+            feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+            expected = harness.evaluate(g.build(), feeds | states)
+            got = runner.run(**feeds)
+            np.testing.assert_allclose(got["y"], expected["y"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(got["before"], states["k"])
+            np.testing.assert_array_equal(got["k"], expected["k"])
+            states = {name: expected[name] for name in states}
+        np.testing.assert_array_equal(runner.get_state("k").astype(np.float64), states["k"])
+        runner.assert_tails()
+    assert program.plan.buffers["k"].nbytes == 2 * 8 * width * 2
+
+
+def test_halves_are_written_by_cache_write_alone() -> None:
+    g = Graph()
+    s = g.state("s", (2, 4), "f16")
+    with pytest.raises(GraphError, match="not stored as f16"):
+        g.assign(s, s * 2.0)
+    odd = g.state("odd", (8, 3), "f16")
+    with pytest.raises(GraphError, match="even width"):
+        g.cache_write(odd, g.input("rows", (1, 3)), g.state("p", (), "u32"))

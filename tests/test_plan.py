@@ -93,6 +93,21 @@ def test_limits_are_raised_only_where_needed() -> None:
     assert compile_graph(g).plan.limits() == {"max-storage-buffer-binding-size": 160_000_000}
 
 
+def test_the_runner_asks_for_what_the_plan_needs() -> None:
+    """The emitted class names the raised limits and the optional features; a plan without them names neither."""
+    g = Graph()
+    g.set_outputs([g.input("x", (40_000_000,))[:3]])
+    program = compile_graph(g, target="native")
+    namespace: dict[str, Any] = {"__name__": "emitted"}
+    exec(program.text, namespace)
+    assert namespace["Runner"].limits == {"max-storage-buffer-binding-size": 160_000_000}
+    assert namespace["Runner"].optional_features == ("subgroup", "shader-f16")
+    assert "max-storage-buffer-binding-size 160000000; uses subgroup, shader-f16 where present" in program.text
+    plain = chain().text
+    assert "    limits =" not in plain.split("# ==== Model ====")[1]
+    assert "WebGPU default limits; no optional features" in plain
+
+
 def test_a_chain_needs_two_buffers() -> None:
     program = chain(9)
     scratch = [b for b in program.plan.buffers.values() if b.kind == "scratch"]

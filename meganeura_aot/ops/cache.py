@@ -21,11 +21,13 @@ class CacheWrite(Op):
     Inputs: cache f32 [B, size, D] or [size, D]; rows [B, n, D], for one batch item also [n, D] or [D]; position u32,
     () or [B]. A row past the end is dropped: `advance` with a limit raises on the host before that can happen.
     ring: position p is row p % size, and of more rows than the cache has only the last ones stay.
+    half: the cache is stored as f16; the rows are rounded.
     """
 
     writes_state: ClassVar[bool] = True
     tolerance: ClassVar[str] = "exact"
     ring: bool = False
+    half: bool = False
 
     def infer(self, cache: TensorType, rows: TensorType, position: TensorType) -> TensorType:
         if cache.rank not in (2, 3) or cache.dtype is not DType.F32 or rows.dtype is not DType.F32:
@@ -36,12 +38,16 @@ class CacheWrite(Op):
             raise GraphError(f"cache_write: expected rows [{batch}, n, {width}] for {cache}, got {rows}")
         if position.dtype is not DType.U32 or position.shape not in ((), (1,), (batch,)):
             raise GraphError(f"cache_write: expected a position u32[] or u32[{batch}], got {position}")
+        if self.half and width % 2:
+            raise GraphError(f"cache_write: expected an even width of a cache stored as f16, got {cache}")
         return cache
 
     def reference(self, cache: Array, rows: Array, position: Array) -> Array:
         size, width = cache.shape[-2:]
         after = cache.reshape(-1, size, width).copy()
         new = rows.reshape(len(after), -1, width)
+        with np.errstate(over="ignore"):
+            new = new.astype(np.float16).astype(np.float64) if self.half else new
         starts = np.broadcast_to(np.asarray(position, np.int64).reshape(-1), len(after))
         for item, start in enumerate(starts):
             for j in range(new.shape[1]):
@@ -52,14 +58,15 @@ class CacheWrite(Op):
     def lower(self, k: Lowering, cache: Operand, rows: Operand, position: Operand, *, out: Operand) -> None:
         size, width = cache.shape[-2:]
         batch = (1, *cache.shape)[-3]
-        vec = 4 if width % 4 == 0 else 1
+        vec = 4 if width % 4 == 0 else 2 if self.half else 1
         count = rows.size // vec
         if cache.size == 0:
             return
         k.dispatch(
             "cache_write",
             variant={
-                "element": "vec4<f32>" if vec == 4 else "f32",
+                "vec": vec,
+                "half": self.half,
                 "per_row": position.size == batch > 1,
                 "ring": self.ring,
             },

@@ -45,7 +45,9 @@ class Parameter(Leaf):
 
 @dataclass(frozen=True)
 class State(Leaf):
-    """Lives on the GPU across calls; zero at start."""
+    """Lives on the GPU across calls; zero at start. storage: as of a parameter; only `cache_write` writes halves."""
+
+    storage: str = ""
 
 
 @dataclass(frozen=True)
