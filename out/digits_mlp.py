@@ -56,7 +56,10 @@ def import_wgpu() -> Any:
     """wgpu, imported only when a GPU is wanted; without a runtime folder Mesa prints errors."""
     if not os.environ.get("XDG_RUNTIME_DIR"):
         os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
-    return importlib.import_module("wgpu")
+    try:
+        return importlib.import_module("wgpu")
+    except ModuleNotFoundError as error:
+        raise ImportError("the package wgpu is not installed: pip install wgpu") from error
 
 
 def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
@@ -211,6 +214,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
             raw, end = data[end : start + stop], start + stop
+            if end > data.size:
+                raise ValueError(f"the file is truncated: {data.size} bytes where {end} are needed")
             arrays[name] = raw.view(dtype).reshape(shape)  # checks the number of bytes
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")

@@ -30,7 +30,10 @@ def import_wgpu() -> Any:
     """wgpu, imported only when a GPU is wanted; without a runtime folder Mesa prints errors."""
     if not os.environ.get("XDG_RUNTIME_DIR"):
         os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
-    return importlib.import_module("wgpu")
+    try:
+        return importlib.import_module("wgpu")
+    except ModuleNotFoundError as error:
+        raise ImportError("the package wgpu is not installed: pip install wgpu") from error
 
 
 def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:

@@ -92,6 +92,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
             raw, end = data[end : start + stop], start + stop
+            if end > data.size:
+                raise ValueError(f"the file is truncated: {data.size} bytes where {end} are needed")
             arrays[name] = raw.view(dtype).reshape(shape)  # checks the number of bytes
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")

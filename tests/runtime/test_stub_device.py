@@ -1,6 +1,7 @@
 """Adapters, devices, limits and features; private wgpu functions and what replaces them."""
 
 import os
+import sys
 import tempfile
 import types
 from typing import Any
@@ -293,3 +294,9 @@ def test_a_given_device_is_used_and_kept(gpu: Any) -> None:
     with Scale(gpu) as runner:
         assert runner.device is gpu
     assert isinstance(ModelRunner.limits, dict) and gpu.create_buffer(size=4, usage=8).size == 4
+
+
+def test_without_wgpu_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    with pytest.raises(ImportError, match="pip install wgpu"):
+        doctor.import_wgpu()

@@ -306,3 +306,10 @@ def test_random_damage_is_never_worse_than_a_weight_error(write: Callable[..., P
         except WeightError:
             refused += 1
     assert refused > 200
+
+
+def test_a_truncated_file_is_called_truncated(write: Callable[..., Path]) -> None:
+    path = write([("f", "F32", [5], f32(np.ones(5)))])
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(WeightError, match="truncated: .* bytes where .* are needed"):
+        read_safetensors(path)
