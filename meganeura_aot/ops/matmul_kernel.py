@@ -1,6 +1,6 @@
 """Which kernel multiplies two matrices: a pure function of shape and target.
 
-C[batch, M, N] = op(A) op(B). Three templates share one interface (shaders/matmul_interface.wgsl.j2):
+C[batch, M, N] = op(A) op(B). Three templates share one interface (shaders/parts/matmul_interface.wgsl.j2):
 
     matmul        tiles in workgroup memory; for GPUs
     matmul_dot    lanes split each sum of A B^T; for a few rows or columns of C, and for software adapters
