@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meganeura_aot import lowering
 from meganeura_aot.graph import GraphIR, Node, Value
 from meganeura_aot.op import OPS, Sample
 from meganeura_aot.ops.leaf import Input, Parameter
@@ -89,6 +90,23 @@ def test_every_tolerance_is_a_line_of_the_rule() -> None:
 @pytest.mark.parametrize("sample", [c for c in CASES if c.id.startswith("matmul") or c.id.endswith("-0")])
 def test_kernel_of_other_targets(sample: Sample, target: str, request: pytest.FixtureRequest) -> None:
     harness.check(graph_of(sample), feeds_of(sample, request), target=target, twins=target == "cpu")
+
+
+@pytest.mark.parametrize("sample", CASES)
+def test_kernel_on_a_folded_grid(
+    sample: Sample, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one workgroup or of three, as if that were the limit: what is over in the last row, kernels guard."""
+
+    def fold(groups: int, limit: int) -> tuple[int, int, int]:
+        across = 1 if groups < 4 else 3
+        return (across, -(-groups // across), 1)
+
+    monkeypatch.setattr(lowering, "fold_grid", fold)
+    graph, feeds = graph_of(sample), feeds_of(sample, request)
+    got = harness.run(harness.compile_graph(graph), feeds)
+    monkeypatch.undo()
+    harness.assert_same(got, harness.run(harness.compile_graph(graph), feeds), "on a folded grid")
 
 
 @pytest.mark.parametrize("sample", FIRST_CASES)
