@@ -59,8 +59,21 @@ def test_rows_between_tiles(rows: int) -> None:
 
 
 def test_tall_and_narrow() -> None:
-    for k in (3, 8, 104):
-        product(4096, 208, k, False, k == 8)
+    for index, k in enumerate((1, 3, 7, 8, 24, 104, 136, 440)):
+        product(4096, 208, k, False, k == 8, target="webgpu" if index % 3 else "cpu")
+
+
+def test_a_hundred_replays_are_bit_identical() -> None:
+    rng = np.random.default_rng(6)
+    g = Graph()
+    x, w = g.input("x", (1500, 384)), g.parameter("w", (384, 384))
+    g.set_outputs({"y": g.bias_add(g.matmul_bt(x, w), g.parameter("b", (384,)))})
+    runner = harness.load(compile_graph(g, target="cpu"))
+    runner.load_weights({"w": rng.normal(size=(384, 384)), "b": rng.normal(size=384)})
+    feeds = {"x": rng.normal(size=(1500, 384)).astype(np.float32)}
+    first = runner.run(**feeds)
+    for _ in range(99):
+        harness.assert_same(first, runner.run(**feeds), "in a replay")
 
 
 @pytest.mark.parametrize("size", [2048])
