@@ -359,3 +359,20 @@ def test_errors(message: str, build: Any) -> None:
     g = Graph()
     with pytest.raises(GraphError, match=message):
         build(g, g.input("q", (2, 6, 32)), g.input("k", (2, 8, 16)))
+
+
+@pytest.mark.parametrize("target", ["webgpu", "cpu"])
+@pytest.mark.parametrize("position", [5, 2**29 - 1, 2**29, 2**30 + 3, 2**31 + 5, 2**32 - 3])
+def test_late_positions_of_a_ring(position: int, target: str) -> None:
+    """A ring of 7 rows at positions that no i32 holds."""
+    g = Graph()
+    q, k, v = g.input("q", (2, 32)), g.input("k", (7, 16)), g.input("v", (7, 16))
+    p = g.parameter("p", (), "u32")
+    g.set_outputs({"y": g.cached_attention(q, k, v, p, 4, 2, window=4, ring=True)})
+    feeds = {
+        "q": normal(2, 32),
+        "k": normal(7, 16, seed=1),
+        "v": normal(7, 16, seed=2),
+        "p": np.array(position, np.uint32),
+    }
+    harness.check(g, feeds, target=target)
