@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from meganeura_aot import Graph, compile_graph  # noqa: E402
-from meganeura_aot.graph import GraphIR, Node, Value  # noqa: E402
-from meganeura_aot.op import OPS, Op, Sample  # noqa: E402
-from meganeura_aot.ops.leaf import Input  # noqa: E402
+from meganeura_aot.graph import GraphIR  # noqa: E402
+from meganeura_aot.op import OPS, Op  # noqa: E402
 from meganeura_aot.ops.pointwise import Pointwise  # noqa: E402
 from tests.seed_entries import COOPERATIVE, OPERATORS, SHADER_ENTRIES, Build  # noqa: E402
+from tests.test_operators import graph_of  # noqa: E402
 
 OPS_HEAD = """# Operators
 
@@ -28,14 +28,6 @@ The seed is the compile stage of meganeura 0.2.0, a neural-network system in Rus
 Made by `python docs/generate.py`. Every shader entry and operator of the seed, the operators and kernels here that do its
 work, and the test that runs them against the float64 reference. `template: variants` are files of `shaders/`.
 """
-
-
-def sample_graph(sample: Sample) -> GraphIR:
-    """The operator of a sample over inputs."""
-    nodes = [Node(Input(f"x{i}", type_), (), (type_,)) for i, type_ in enumerate(sample.inputs)]
-    types = sample.op.inferred(*sample.inputs)
-    nodes.append(Node(sample.op, tuple(Value(i) for i in range(len(nodes))), types))
-    return GraphIR(tuple(nodes), tuple((f"y{port}", Value(len(nodes) - 1, port)) for port in range(len(types))))
 
 
 def kernels(graphs: list[Graph | GraphIR]) -> str:
@@ -78,7 +70,7 @@ def ops_text() -> str:
         ]
         for op in sorted(modules[module], key=lambda op: op.name):
             samples = list(op.samples())
-            plans = [compile_graph(sample_graph(sample)).plan for sample in samples]
+            plans = [compile_graph(graph_of(sample)).plan for sample in samples]
             templates = ", ".join(sorted({d.template for plan in plans for d in plan.dispatches()})) or "-"
             cells = [
                 f"`{op.name}`",

@@ -15,7 +15,7 @@ from ..graph import DType, TensorType
 from ..op import Lowering, Operand, Sample
 from .epilogue import EpilogueOp
 from .matmul_kernel import choose_kernel
-from .pointwise import Array, Step, broadcast_shapes, collapse, coordinate_lines, evaluate_steps, index_text
+from .pointwise import Array, Step, broadcast_shapes, collapse, coordinate, evaluate_steps, index_text
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,4 @@ def batch_text(spans: Sequence[bool], dims: Sequence[int]) -> str:
         return "0u"
     if all(spans):
         return "batch"
-    coordinates = {line.split(" = ")[0].removeprefix("let "): line for line in _coordinates(spans, len(dims))}
-    text = index_text(spans)
-    for name, line in coordinates.items():
-        text = re.sub(rf"\b{name}\b", f"({line.split(' = ')[1].rstrip(';')})", text)
-    return text.replace("i /", "batch /").replace("(i %", "(batch %")
-
-
-def _coordinates(spans: Sequence[bool], rank: int) -> list[str]:
-    return coordinate_lines({axis for axis, spanned in enumerate(spans) if spanned}, rank)
+    return re.sub(r"\bc(\d+)\b", lambda c: f"({coordinate(int(c[1]), len(dims), 'batch')})", index_text(spans))

@@ -165,7 +165,7 @@ def collapse(out: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Collaps
     return Collapsed(tuple(dims), tuple(tuple(p[k] for p in patterns) for k in range(len(shapes))))
 
 
-def index_text(spans: Sequence[bool], prefix: str = "D") -> str:
+def index_text(spans: Sequence[bool]) -> str:
     """The WGSL index of a broadcast tensor from the coordinates c0, c1, ... of the collapsed output."""
     if all(spans):
         return "i"
@@ -173,18 +173,22 @@ def index_text(spans: Sequence[bool], prefix: str = "D") -> str:
     for axis in reversed(range(len(spans))):
         if spans[axis]:
             terms.append(f"c{axis}{stride}")
-            stride += f" * {prefix}{axis}"
+            stride += f" * D{axis}"
     return " + ".join(reversed(terms)) or "0"
 
 
-def coordinate_lines(used: set[int], rank: int, prefix: str = "D") -> list[str]:
+def coordinate(axis: int, rank: int, index: str) -> str:
+    """WGSL for one coordinate of the linear `index` into dimensions D0, D1, ..."""
+    inner = [f"D{d}" for d in range(axis + 1, rank)]
+    quotient = (
+        index if not inner else f"{index} / {inner[0]}" if len(inner) == 1 else f"{index} / ({' * '.join(inner)})"
+    )
+    return f"{quotient} % D{axis}" if axis else quotient
+
+
+def coordinate_lines(used: set[int], rank: int) -> list[str]:
     """WGSL statements that split the linear index i into the coordinates in `used`."""
-    lines = []
-    for axis in sorted(used):
-        inner = [f"{prefix}{d}" for d in range(axis + 1, rank)]
-        quotient = "i" if not inner else f"i / {inner[0]}" if len(inner) == 1 else f"i / ({' * '.join(inner)})"
-        lines.append(f"let c{axis} = {quotient}{f' % {prefix}{axis}' if axis else ''};")
-    return lines
+    return [f"let c{axis} = {coordinate(axis, rank, 'i')};" for axis in sorted(used)]
 
 
 def elementwise_groups(size: int) -> tuple[bool, int]:

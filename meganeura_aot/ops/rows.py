@@ -99,8 +99,8 @@ class Team:
         """The team of a row that a kernel reads once, step by step: as many threads as read a few positions each."""
         few, most = 4, GROUP
         if row.is_apart:
-            few, most = 16, GROUP // min(ACROSS, _power_of_two(rows))
-        size = min(_power_of_two(math.ceil(row.count / few)), most)
+            few, most = 16, GROUP // min(ACROSS, power_of_two(rows))
+        size = min(power_of_two(math.ceil(row.count / few)), most)
         return Team(row, rows, size, math.ceil(row.count / size))
 
     @staticmethod
@@ -162,7 +162,7 @@ class Team:
         return {"N": self.rows, "COUNT": self.row.count} | ({"CHUNKS": self.chunks} if self.chunks > 1 else {})
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 

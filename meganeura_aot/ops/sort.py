@@ -13,7 +13,7 @@ from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
 from .pointwise import GROUP, Array
-from .rows import Row, row_over, rows_of
+from .rows import Row, power_of_two, row_over, rows_of
 
 SHORT = 64  # rows up to this length are one thread's work
 TILE = 2048  # entries that a workgroup sorts: their keys and places fill its 16 KiB
@@ -194,8 +194,3 @@ def sorted_runs(k: Lowering, x: Operand, label: str) -> tuple[Operand, Operand]:
     """A vector of u32 as sorted runs of TILE, or as one shorter run: keys and places, filled up with 0xffffffff."""
     row = rows_of(1, x.size)
     return Sorting(x, row, 1, min(TILE, power_of_two(x.size)), "v", label).chunks(k, (x,), x.size)
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << max(0, count - 1).bit_length()
