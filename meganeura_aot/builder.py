@@ -20,7 +20,7 @@ from .builder_norm import NormOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
-from .ops.leaf import Constant, Init, Input, Parameter, State
+from .ops.leaf import Constant, Init, Input, Leaf, Parameter, State
 from .ops.state import AdvancePosition, Assign
 from .target import RAISABLE
 from .tensor import Number, Tensor
@@ -64,6 +64,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         self._names: dict[str, str] = {}
         self._latest: dict[Value, Value] = {}
         self._advances: list[Advance] = []
+        self._origin = ""  # what nodes are built for, in place of a line of the user's
 
     # leaves
 
@@ -197,7 +198,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             if type_.nbytes > LARGEST_TENSOR:
                 raise self._error(op.name, f"a tensor of at most {LARGEST_TENSOR} bytes", str(type_))
         values = tuple(self._resolve(tensor) for tensor in inputs)
-        self._nodes.append(Node(op, values, types, user_location()))
+        self._nodes.append(Node(op, values, types, self._origin or user_location()))
         return Tensor(self, Value(len(self._nodes) - 1), types[0])
 
     def _leaf(self, op: Input | Parameter | State) -> Tensor:
@@ -268,6 +269,14 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def _error(self, subject: str, expected: str, got: str) -> GraphError:
         return GraphError(f"{subject} (built at {user_location()}): expected {expected}, got {got}")
+
+
+def extend(graph: GraphIR) -> Graph:
+    """A builder that goes on where a graph ended: what rewrites a graph with the words of users starts from it."""
+    g = Graph()
+    g._nodes, g._outputs, g._advances = list(graph.nodes), graph.outputs, list(graph.advances)
+    g._names = {node.op.label: node.location for node in graph.nodes if isinstance(node.op, Leaf)}
+    return g
 
 
 def is_name(name: object) -> bool:

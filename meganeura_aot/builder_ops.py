@@ -10,7 +10,7 @@ import numpy as np
 from .builder_pointwise import PointwiseOperators
 from .errors import GraphError
 from .indexing import slice_ranges
-from .ops.layout import Concat, Expand, Permute, Reshape, Slice
+from .ops.layout import Concat, Expand, Permute, Reshape, Slice, StopGradient
 from .ops.matmul import MatMul
 from .ops.reduce import LogSoftmax, Max, Mean, Min, Softmax, Sum
 from .tensor import Tensor
@@ -104,6 +104,10 @@ class Operators(PointwiseOperators):
             raise GraphError(f"reshape: {x.type} does not fit {list(sizes)}")
         sizes = tuple(x.type.size // known if size == -1 else size for size in sizes)
         return self.lift(x) if sizes == x.shape else self.apply(Reshape(sizes), x)
+
+    def stop_gradient(self, x: Tensor) -> Tensor:
+        """x, behind which no gradient flows"""
+        return self.apply(StopGradient(), x)
 
     def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         """Permute the axes as NumPy's transpose; None swaps the last two"""

@@ -91,18 +91,22 @@ class Advance:
 
 @dataclass(frozen=True)
 class GraphIR:
-    """A whole graph: nodes (the id is the index), named outputs in the user's order, position states."""
+    """A whole graph: nodes (the id is the index), named outputs in the user's order, position states.
+
+    gradients: of a differentiated graph, the gradient of its loss for every parameter that it depends on, by label.
+    """
 
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, Value], ...]
     advances: tuple[Advance, ...] = ()
+    gradients: tuple[tuple[str, Value], ...] = ()
 
     def type_of(self, value: Value) -> TensorType:
         return self.nodes[value.node].types[value.port]
 
     def roots(self) -> Iterator[Value]:
-        """What must be computed: the outputs, and every write of a state."""
-        for _, value in self.outputs:
+        """What must be computed: the outputs, the gradients, and every write of a state."""
+        for _, value in self.outputs + self.gradients:
             yield value
         for index, node in enumerate(self.nodes):
             if node.op.writes_state:
@@ -136,9 +140,9 @@ class GraphIR:
         names = [name for name, _ in self.outputs]
         if len(set(names)) != len(names):
             raise GraphError(f"outputs: duplicate name in {names}")
-        for name, value in self.outputs:
+        for name, value in self.outputs + self.gradients:
             if not (0 <= value.node < len(self.nodes) and 0 <= value.port < len(self.nodes[value.node].types)):
-                raise GraphError(f"output {name}: {value} does not exist")
+                raise GraphError(f"output or gradient {name}: {value} does not exist")
         return self
 
     def text(self) -> str:
@@ -146,6 +150,7 @@ class GraphIR:
         lines = [_node_line(index, node) for index, node in enumerate(self.nodes)]
         lines += [f"advance {a.state} by {a.step} up to {a.limit}" for a in self.advances]
         lines += [f"output {name} = {value}" for name, value in self.outputs]
+        lines += [f"gradient {name} = {value}" for name, value in self.gradients]
         return "\n".join(lines) + "\n"
 
 

@@ -91,13 +91,16 @@ class Op:
 
     infer(self, *types) -> TensorType, or a tuple for several outputs; raises GraphError
     reference(self, *arrays) -> array, or a tuple: the meaning, in float64 (integers in their own dtype)
-    gradient(self, g, dy, y, *inputs) -> one Value or None per input
+    gradient(self, g, dy, y, *inputs) -> one Tensor or None per input: the upstream gradient dy (of several outputs a
+        tuple, None where nothing uses a port) through the operator, built with the builder g from dy, y and the inputs.
+        An operator without it is not differentiable
     lower(self, k, *inputs, out) -> None: dispatches that compute `out`
     """
 
     name: ClassVar[str] = "op"
     is_leaf: ClassVar[bool] = False  # has no inputs and no dispatch
     is_view: ClassVar[bool] = False  # the output is the input's memory under another shape
+    is_flat: ClassVar[bool] = False  # the gradient is zero everywhere: what is behind it does not influence the loss
     writes_state: ClassVar[bool] = False  # the output is the memory of input 0, a state, after an in-place write
     tolerance: ClassVar[str] = "pointwise"  # the line of the tolerance rule that its kernels are held to
     infer: ClassVar[Callable[..., TensorType | tuple[TensorType, ...]]]

@@ -45,6 +45,28 @@ class Reshape(Op):
 
 
 @dataclass(frozen=True)
+class StopGradient(Op):
+    """The same tensor, behind which no gradient flows."""
+
+    is_view: ClassVar[bool] = True
+    is_flat: ClassVar[bool] = True
+    tolerance: ClassVar[str] = "exact"
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return x
+
+    def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
+        """Nothing to do."""
+
+    @classmethod
+    def samples(cls) -> Sequence[Sample]:
+        return [Sample(cls(), (TensorType((2, 3)),))]
+
+
+@dataclass(frozen=True)
 class Permute(Op):
     """out.shape[i] = x.shape[axes[i]]: NumPy's transpose(x, axes)."""
 

@@ -26,7 +26,8 @@ class Pointwise(Op, register=False):
     wgsl: a format string over the operands {0}, {1}, ... and the attributes, or one such string per dtype
     numpy: the same function over arrays, then the attributes
     rule: which dtypes it takes and gives: see `result_dtype`
-    derivative: (g, dy, y, inputs, attributes) -> one gradient per input, or None where it is zero everywhere
+    derivative: (g, dy, y, inputs, attributes) -> one gradient per input; None for an operator whose gradient is zero
+        everywhere, which must say is_flat
     """
 
     wgsl: ClassVar[str | Mapping[DType, str]]
@@ -77,8 +78,7 @@ class Pointwise(Op, register=False):
 
     def gradient(self, g: Any, dy: Any, y: Any, *inputs: Any) -> tuple[Any, ...]:
         rule = type(self).derivative
-        if rule is None:
-            return (None,) * len(inputs)
+        assert rule is not None, f"{self.name} is flat"
         parts = rule(g, dy, y, *inputs, **self.attributes())
         return tuple(None if part is None else g.sum_to(part, x.shape) for part, x in zip(parts, inputs, strict=True))
 

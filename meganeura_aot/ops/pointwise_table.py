@@ -103,6 +103,7 @@ def _row(
         "wgsl": wgsl,
         "numpy": staticmethod(numpy),
         "derivative": staticmethod(derivative) if derivative else None,
+        "is_flat": derivative is None,
         "rule": rule,
         "samples": classmethod(lambda cls: _samples(cls, tuple(draws))),
     }
@@ -324,6 +325,7 @@ class Cast(Pointwise):
     rule: ClassVar[str] = "cast"
     numpy: ClassVar[Callable[..., Any]] = staticmethod(_cast)
     derivative: ClassVar[Callable[..., Any] | None] = None
+    is_flat: ClassVar[bool] = True
     wgsl: ClassVar[str | Mapping[DType, str]] = {
         F32: "f32_to_{dtype}({0})",
         I32: "{dtype}({0})",

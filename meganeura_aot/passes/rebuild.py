@@ -29,5 +29,8 @@ class Rebuild:
             self.moved[Value(value.node, port)] = Value(len(self.nodes) - 1, port)
 
     def finish(self) -> GraphIR:
-        outputs = tuple((name, self.moved[value]) for name, value in self.graph.outputs)
-        return GraphIR(tuple(self.nodes), outputs, self.graph.advances)
+        outputs, gradients = (
+            tuple((name, self.moved[value]) for name, value in named)
+            for named in (self.graph.outputs, self.graph.gradients)
+        )
+        return GraphIR(tuple(self.nodes), outputs, self.graph.advances, gradients)

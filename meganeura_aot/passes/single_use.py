@@ -8,6 +8,6 @@ from ..graph import GraphIR, Value
 
 
 def single_uses(graph: GraphIR) -> Mapping[Value, int]:
-    """Values with exactly one use, and their user. Edges are counted, and an output is a user."""
-    roots = {value for _, value in graph.outputs}
+    """Values with exactly one use, and their user. Edges are counted, and an output or a gradient is a user."""
+    roots = {value for _, value in graph.outputs + graph.gradients}
     return {value: users[0] for value, users in graph.users().items() if len(users) == 1 and value not in roots}

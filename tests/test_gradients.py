@@ -1,0 +1,74 @@
+"""Generated from the registry: the gradient of every operator, mid-graph."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meganeura_aot.graph import DType
+from meganeura_aot.op import OPS, Op, Sample
+from meganeura_aot.ops.leaf import Leaf
+from meganeura_aot.reference import evaluate
+from tests.draws import draw
+from tests.gradients import assert_finite_differences, assert_kernels, gradients_of, loss_graph, weights_for
+
+WITHOUT_GRADIENT = {  # they change states, which the loss does not look behind, or are gradients and updates themselves
+    "advance",
+    "advance_counter",
+    "cache_write",
+    "sgd_update",
+    "adam_update",
+    "adamw_update",
+}
+UNSMOOTH = ("special", "zero")  # draws whose numbers have no slope
+
+
+def takes_part(op: type[Op]) -> bool:
+    """Whether an operator has f32 inputs and outputs and is not flat: then it must have a gradient."""
+    if issubclass(op, Leaf) or op.is_leaf or op.is_flat or op.name in WITHOUT_GRADIENT:
+        return False
+    return any(smooth(sample) for sample in op.samples())
+
+
+def smooth(sample: Sample) -> bool:
+    types = sample.op.inferred(*sample.inputs)
+    f32 = any(t.dtype is DType.F32 for t in sample.inputs) and any(t.dtype is DType.F32 for t in types)
+    elements = all(t.size for t in (*sample.inputs, *types))
+    return f32 and elements and not any(recipe in UNSMOOTH for recipe in sample.draws())
+
+
+CASES = [
+    pytest.param(sample, id=f"{name}-{index}")
+    for name, op in sorted(OPS.items())
+    if takes_part(op)
+    for index, sample in enumerate(op.samples())
+    if smooth(sample) and sum(t.size for t in sample.inputs) <= 20000
+]
+
+
+def feeds_of(sample: Sample, request: pytest.FixtureRequest) -> dict[str, Any]:
+    rng = np.random.default_rng(zlib.crc32(request.node.callspec.id.encode()))
+    recipes = zip(sample.draws(), sample.inputs, strict=True)
+    return {f"x{i}": draw(recipe, type_, rng) for i, (recipe, type_) in enumerate(recipes)} | weights_for(sample, rng)
+
+
+def test_every_operator_has_a_gradient() -> None:
+    assert [name for name, op in sorted(OPS.items()) if takes_part(op) and not hasattr(op, "gradient")] == []
+
+
+@pytest.mark.parametrize("sample", CASES)
+def test_finite_differences(sample: Sample, request: pytest.FixtureRequest) -> None:
+    feeds = feeds_of(sample, request)
+    found = assert_finite_differences(loss_graph(sample), feeds)
+    doubled = evaluate(gradients_of(loss_graph(sample, 1.4)), feeds)
+    for name, gradient in evaluate(gradients_of(loss_graph(sample)), feeds).items():
+        np.testing.assert_allclose(doubled[name], 2 * gradient, rtol=1e-9, atol=1e-12 * np.abs(gradient).max(initial=0))
+    assert found.keys() == doubled.keys()
+
+
+@pytest.mark.parametrize("sample", CASES)
+def test_kernels(sample: Sample, request: pytest.FixtureRequest) -> None:
+    assert_kernels(loss_graph(sample), feeds_of(sample, request))
