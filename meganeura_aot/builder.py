@@ -226,8 +226,8 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(action, "a state", type(tensor).__name__)
         self._check_owner(action, tensor)
         value = tensor.value
-        while self._nodes[value.node].op.writes_state:
-            value = self._nodes[value.node].inputs[0]
+        while self._nodes[value.node].op.writes:
+            value = self._nodes[value.node].inputs[self._nodes[value.node].op.writes[value.port]]
         if not isinstance(self._nodes[value.node].op, State):
             raise self._error(action, "a state", f"the {self._nodes[value.node].op.name} {tensor}")
         return value

@@ -8,7 +8,6 @@ from .graph import DType
 from .op import Op
 from .ops.loss import BceLoss, CrossEntropyLoss, L1Loss, MseLoss
 from .ops.norm import BatchNorm, GroupNorm, LayerNorm, RmsNorm
-from .ops.optimizer import AdamUpdate, AdamWUpdate, SgdUpdate
 from .tensor import Number, Tensor
 
 
@@ -94,20 +93,3 @@ class NormOperators(Operators):
     def l1_loss(self, pred: Tensor, target: Tensor) -> Tensor:
         """mean(|pred - target|)"""
         return self.apply(L1Loss(), pred, target)
-
-    # optimizer updates: `numbers` is what ops.optimizer.sgd_numbers and adam_numbers give
-
-    def sgd_update(
-        self, param: Tensor, grad: Tensor, numbers: Tensor, velocity: Tensor | None = None, nesterov: bool = False
-    ) -> tuple[Tensor, ...]:
-        """(param,) or (param, velocity) after a step of PyTorch's SGD"""
-        inputs = (param, grad, numbers, velocity)
-        return self.apply_many(SgdUpdate(nesterov), *(t for t in inputs if t is not None))
-
-    def adam_update(self, param: Tensor, grad: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> tuple[Tensor, ...]:
-        """(param, m, v) after a step of PyTorch's Adam"""
-        return self.apply_many(AdamUpdate(), param, grad, m, v, numbers)
-
-    def adamw_update(self, param: Tensor, grad: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> tuple[Tensor, ...]:
-        """(param, m, v) after a step of PyTorch's AdamW"""
-        return self.apply_many(AdamWUpdate(), param, grad, m, v, numbers)

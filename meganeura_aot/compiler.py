@@ -109,7 +109,7 @@ def refuse_assigned_positions(graphs: Mapping[str, GraphIR]) -> None:
     """The runner mirrors positions on the host: no entry may write a state that another one advances."""
     advanced = {advance.state: entry for entry, graph in graphs.items() for advance in graph.advances}
     for entry, graph in graphs.items():
-        for state in graph.written_states():
+        for state in graph.written():
             if state in advanced and all(advance.state != state for advance in graph.advances):
                 raise GraphError(f"entry point {entry!r}: writes state {state!r}, which {advanced[state]!r} advances")
 

@@ -109,16 +109,21 @@ class GraphIR:
         for _, value in self.outputs + self.gradients:
             yield value
         for index, node in enumerate(self.nodes):
-            if node.op.writes_state:
+            if node.op.writes:
                 yield Value(index)
 
-    def written_states(self) -> set[str]:
-        """Labels of the states that the graph writes."""
+    def writes(self, index: int) -> Iterator[tuple[Value, Value]]:
+        """What a node writes in place: each value before and after."""
+        node = self.nodes[index]
+        for port, place in enumerate(node.op.writes[: len(node.types)]):
+            yield node.inputs[place], Value(index, port)
+
+    def written(self) -> set[str]:
+        """Labels of the leaves that the graph writes in place."""
         labels: dict[Value, str] = {}
-        for index, node in enumerate(self.nodes):
-            if node.op.writes_state:
-                state = node.inputs[0]
-                labels[Value(index)] = labels.get(state) or str(getattr(self.nodes[state.node].op, "label", ""))
+        for index in range(len(self.nodes)):
+            for before, after in self.writes(index):
+                labels[after] = labels.get(before) or str(getattr(self.nodes[before.node].op, "label", ""))
         return set(labels.values())
 
     def users(self) -> dict[Value, list[int]]:

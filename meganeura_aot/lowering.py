@@ -12,15 +12,21 @@ from .errors import GraphError, KernelError, LoweringError
 from .graph import DType, GraphIR, Node, TensorType, Value
 from .kernel import read_as_f16, render
 from .op import Operand
-from .ops.leaf import Constant, Input, Leaf, Parameter, State
+from .ops.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
 from .ops.pointwise import dispatch_copy
 from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output
 from .target import Target
 
 EMPTY = 16  # bytes of a buffer that holds nothing: a kernel may bind it as an array of vec4
 LARGEST_CONSTANT = 1 << 20  # bytes of one constant inside the emitted file
-SHARED = ("parameter", "state")  # kinds of buffers that all entries have in common
-KIND_OF_LEAF: Mapping[type[Leaf], str] = {Input: "input", Parameter: "parameter", State: "state"}
+SHARED = ("parameter", "moment", "gradient", "state")  # kinds of buffers that all entries have in common
+KIND_OF_LEAF: Mapping[type[Leaf], str] = {
+    Input: "input",
+    Parameter: "parameter",
+    Moment: "moment",
+    Gradient: "gradient",
+    State: "state",
+}
 
 
 def fold_grid(groups: int, limit: int) -> tuple[int, int, int]:
@@ -130,17 +136,19 @@ class EntryLowering:
 
     def run(self) -> EntryPlan:
         problems: list[str] = []
-        outputs = self._name_outputs()
+        results = self._name_results()
         for index, node in enumerate(self.graph.nodes):
             try:
-                self._lower(index, node, outputs)
+                self._lower(index, node, results)
             except NotImplementedError as error:
                 problems.append(f"%{index} {node.op.name} (built at {node.location}): {error}")
         if problems:
             raise LoweringError("cannot lower:\n" + "\n".join(problems))
-        for value, name in outputs.items():
+        for value, (_, name) in results.items():
             if self.buffers[self.storage[value]].storage:
                 self._unpack_output(value, name)
+        for name, value in self.graph.gradients:
+            self._keep_gradient(name, value)
         plans = tuple(
             Output(name, self.storage[value], self.graph.type_of(value)) for name, value in self.graph.outputs
         )
@@ -148,12 +156,23 @@ class EntryLowering:
         inputs = tuple(self.storage[Value(index)] for index, node in nodes if isinstance(node.op, Input))
         return EntryPlan(self.entry, inputs, plans, tuple(self.dispatches), self.graph.advances)
 
-    def _name_outputs(self) -> dict[Value, str]:
-        """The output name that each computed value is stored under: the first of its names."""
-        names: dict[Value, str] = {}
+    def _name_results(self) -> dict[Value, tuple[str, str]]:
+        """The kind of buffer and the label that each value to be kept is stored under: the first of its names."""
+        results: dict[Value, tuple[str, str]] = {}
         for name, value in self.graph.outputs:
-            names.setdefault(self._owner(value), name)
-        return names
+            results.setdefault(self._owner(value), ("output", name))
+        for name, value in self.graph.gradients:
+            results.setdefault(self._owner(value), ("gradient", gradient_label(name)))
+        return results
+
+    def _keep_gradient(self, name: str, value: Value) -> None:
+        """Every gradient has a buffer of its own, also one that is an output, a leaf, or another's as well."""
+        label, operand = gradient_label(name), self.operand(value)
+        if operand.buffer == label:
+            return
+        result = Operand(operand.type, self.add_buffer("gradient", label, operand.type))
+        self.current = (self.graph.nodes[value.node], f"{operand.buffer} kept: {operand.type}")
+        dispatch_copy(self, operand, result)
 
     def _index_limits(self) -> dict[Value, int]:
         """For each input that is used as indices, the least of their limits: the runner checks them on the host."""
@@ -178,12 +197,12 @@ class EntryLowering:
             value = self.graph.nodes[value.node].inputs[0]
         return value
 
-    def _lower(self, index: int, node: Node, outputs: Mapping[Value, str]) -> None:
+    def _lower(self, index: int, node: Node, results: Mapping[Value, tuple[str, str]]) -> None:
         value = Value(index)
         if isinstance(node.op, Leaf):
             more: dict[str, Any] = {}
             if isinstance(node.op, Parameter):
-                more = {"init": node.op.init, "storage": node.op.storage}
+                more = {"init": node.op.init, "storage": node.op.storage, "trainable": node.op.trainable}
             elif isinstance(node.op, State):
                 more = {"storage": node.op.storage}
             elif value in self.limits:
@@ -203,16 +222,18 @@ class EntryLowering:
         if node.op.is_view:
             self.storage[value] = self.storage[node.inputs[0]]
             return
-        if node.op.writes_state:
-            self._write_state(index, node)
+        if node.op.writes:
+            self._write_in_place(index, node)
             return
         for port, type_ in enumerate(node.types):
-            self.storage[Value(index, port)] = self._result(Value(index, port), node, type_, outputs)
+            self.storage[Value(index, port)] = self._result(Value(index, port), node, type_, results)
         self._call(node, [self.operand(v) for v in node.inputs], [Value(index, p) for p in range(len(node.types))])
 
-    def _result(self, value: Value, node: Node, type_: TensorType, outputs: Mapping[Value, str]) -> str:
-        if value in outputs:
-            return self.add_buffer("output", outputs[value], type_)
+    def _result(self, value: Value, node: Node, type_: TensorType, results: Mapping[Value, tuple[str, str]]) -> str:
+        if value in results:
+            kind, label = results[value]
+            gradients = (self.graph.type_of(v) for name, v in self.graph.gradients if gradient_label(name) == label)
+            return self.add_buffer(kind, label, next(gradients, type_) if kind == "gradient" else type_)
         port = f".{value.port}" if value.port else ""
         return self.add_buffer("scratch", f"{node.op.name}_{self.counts[node.op.name]}{port}", type_)
 
@@ -221,24 +242,39 @@ class EntryLowering:
         self.current = (node, describe(node, [operand.type for operand in inputs]))
         node.op.lower(self, *inputs, out=results[0] if len(results) == 1 else tuple(results))
 
-    def _write_state(self, index: int, node: Node) -> None:
-        """Lower an in-place write; the old version is copied first when someone still reads it afterwards."""
-        old, memory = node.inputs[0], self.storage[node.inputs[0]]
+    def _write_in_place(self, index: int, node: Node) -> None:
+        """Lower a write; an old version is copied first when someone still reads it afterwards."""
+        memory = {before: self.storage[before] for before, _ in self.graph.writes(index)}
+        for before in memory:
+            self._save_old(index, before)
+        for before, after in self.graph.writes(index):
+            self.storage[after] = memory[before]
+        written = range(len(node.types))
+        places = dict(zip(node.op.writes, written, strict=False))
+        operands = [
+            self._in_memory(v, memory[v]) if place in places else self.operand(v) for place, v in enumerate(node.inputs)
+        ]
+        self._call(node, operands, [Value(index, port) for port in written])
+
+    def _in_memory(self, value: Value, memory: str) -> Operand:
+        return Operand(self.graph.type_of(value), memory, storage=self.buffers[memory].storage)
+
+    def _save_old(self, index: int, old: Value) -> None:
+        """Copy what node `index` is about to overwrite where it, a later node or an output reads it."""
+        node, memory = self.graph.nodes[index], self.storage[old]
         views = {value for value, name in self.storage.items() if name == memory}
-        readers = [*node.inputs[1:], *(v for later in self.graph.nodes[index + 1 :] for v in later.inputs)]
-        readers += [value for _, value in self.graph.outputs]
-        if views.intersection(readers):
-            is_output = any(value in views for _, value in self.graph.outputs)
-            kind, label = "output" if is_output else "scratch", f"old_{self.buffers[memory].label}"
-            type_ = self.graph.type_of(old)
-            saved = Operand(type_, self.add_buffer(kind, label, type_))
-            self.current = (node, f"{memory} before it is written: {saved.type}")
-            dispatch_copy(self, Operand(saved.type, memory, storage=self.buffers[memory].storage), saved)
-            self.storage.update(dict.fromkeys(views, saved.buffer))
-        self.storage[Value(index)] = memory
-        stored = self.buffers[memory].storage
-        operands = [Operand(self.graph.type_of(old), memory, storage=stored), *map(self.operand, node.inputs[1:])]
-        self._call(node, operands, [Value(index)])
+        readers = [v for place, v in enumerate(node.inputs) if place not in node.op.writes[: len(node.types)]]
+        readers += [v for later in self.graph.nodes[index + 1 :] for v in later.inputs]
+        readers += [value for _, value in self.graph.outputs + self.graph.gradients]
+        if not views.intersection(readers):
+            return
+        is_output = any(value in views for _, value in self.graph.outputs)
+        kind, label = "output" if is_output else "scratch", f"old_{self.buffers[memory].label}"
+        type_ = self.graph.type_of(old)
+        saved = Operand(type_, self.add_buffer(kind, label, type_))
+        self.current = (node, f"{memory} before it is written: {saved.type}")
+        dispatch_copy(self, self._in_memory(old, memory), saved)
+        self.storage.update(dict.fromkeys(views, saved.buffer))
 
 
 def describe(node: Node, types: list[TensorType]) -> str:

@@ -101,7 +101,7 @@ class Op:
     is_leaf: ClassVar[bool] = False  # has no inputs and no dispatch
     is_view: ClassVar[bool] = False  # the output is the input's memory under another shape
     is_flat: ClassVar[bool] = False  # the gradient is zero everywhere: what is behind it does not influence the loss
-    writes_state: ClassVar[bool] = False  # the output is the memory of input 0, a state, after an in-place write
+    writes: ClassVar[tuple[int, ...]] = ()  # places of the inputs that are written: output 0, 1, ... is their memory
     tolerance: ClassVar[str] = "pointwise"  # the line of the tolerance rule that its kernels are held to
     infer: ClassVar[Callable[..., TensorType | tuple[TensorType, ...]]]
     reference: ClassVar[Callable[..., Any]]

@@ -11,14 +11,15 @@ from .kernel import Kernel
 from .ops.leaf import Init
 from .target import RAISABLE, Target
 
-KINDS = ("parameter", "state", "constant", "input", "output", "scratch")
+KINDS = ("parameter", "moment", "gradient", "state", "constant", "input", "output", "scratch")
 
 
 @dataclass(frozen=True)
 class BufferRef:
     """A whole GPU buffer. `label` is the user's name of a leaf or output, else the name of the value it holds.
 
-    storage: "f16" where f32 numbers are kept as halves. below: of an input of indices, the limit of each, or None.
+    storage: "f16" where f32 numbers are kept as halves. trainable: of a parameter, whether it may be written.
+    below: of an input of indices, the limit of each, or None.
     """
 
     name: str
@@ -30,6 +31,7 @@ class BufferRef:
     init: Init = None
     data: bytes = field(default=b"", repr=False)
     storage: str = ""
+    trainable: bool = False
     below: int | None = None
 
 
@@ -99,12 +101,15 @@ class ExecutionPlan:
         for name, needed in self.limits().items():
             if needed > RAISABLE[name]:
                 raise PlanError(f"{name}: needed {needed}, adapters give at most {RAISABLE[name]}")
+        gradients: set[str] = set()  # they live from one entry to the next
         for entry in self.entries:
-            computed = ("scratch", "output")
+            computed = ("scratch", "output", "gradient")
             written = {name for name, ref in self.buffers.items() if ref.kind not in computed or ref.type.size == 0}
+            written |= gradients
             for dispatch in entry.dispatches:
                 self._verify_dispatch(dispatch, written)
                 written.update(dispatch.writes())
+                gradients.update(name for name in dispatch.writes() if self.buffers[name].kind == "gradient")
             for output in entry.outputs:
                 if output.buffer not in written:
                     raise PlanError(f"output {output.name}: nothing writes buffer {output.buffer}")
@@ -126,9 +131,9 @@ class ExecutionPlan:
         for buffer in dispatch.reads():
             if buffer not in written:
                 raise PlanError(f"{name}: reads {buffer} before anything writes it")
-        for buffer in writes:
-            if self.buffers[buffer].kind in ("parameter", "constant", "input"):
-                raise PlanError(f"{name}: writes {buffer}, a {self.buffers[buffer].kind}")
+        for ref in map(self.buffers.__getitem__, writes):
+            if ref.kind in ("constant", "input") or (ref.kind == "parameter" and not ref.trainable):
+                raise PlanError(f"{name}: writes {ref.name}, a {ref.kind} that stays as it is")
 
     def text(self) -> str:
         """The stable text form."""

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from .graph import GraphIR, Value
-from .ops.leaf import Leaf, Parameter, State
+from .ops.leaf import Leaf, Parameter, State, gradient_label
 
 Array = np.ndarray[Any, Any]
 
 
 def evaluate(graph: GraphIR, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs by name, and every written state under its own name; feeds holds inputs, parameters and states."""
+    """Outputs by name, gradients as grad.NAME, and all that is written in place under its own name.
+
+    feeds holds inputs, parameters and states, and what other leaves there are, by label.
+    """
     values: dict[Value, Array] = {}
     results: dict[str, Array] = {}
     labels: dict[Value, str] = {}
@@ -29,7 +32,8 @@ def evaluate(graph: GraphIR, feeds: Mapping[str, Array]) -> dict[str, Array]:
             result = node.op.reference(*(values[value] for value in node.inputs))
         for port, array in enumerate(result if isinstance(result, tuple) else (result,)):
             values[Value(index, port)] = array
-        if node.op.writes_state:
-            labels[Value(index)] = labels[node.inputs[0]]
-            results[labels[Value(index)]] = values[Value(index)]
-    return results | {name: values[value] for name, value in graph.outputs}
+        for before, after in graph.writes(index):
+            labels[after] = labels[before]
+            results[labels[after]] = values[after]
+    named = [*graph.outputs, *((gradient_label(name), value) for name, value in graph.gradients)]
+    return results | {name: values[value] for name, value in named}

@@ -51,7 +51,8 @@ class CanaryRunner(ModelRunner):
         bits = np.full(self.length, self.fill, np.float32).view(np.uint32) + np.uint32(len(tails) * TAIL)
         tails[buffer] = (bits + np.arange(self.length, dtype=np.uint32)).view(np.float32)
         content = np.concatenate([np.full(words, 0 if buffer.kind == "state" else np.nan, np.float32), tails[buffer]])
-        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.UNIFORM
+        usage |= wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         gpu = self.device.create_buffer(label=buffer.name, size=content.nbytes, usage=usage)
         self.device.queue.write_buffer(gpu, 0, content)
         return gpu

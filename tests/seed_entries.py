@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meganeura_aot import Graph, Tensor
+from meganeura_aot.ops.optimizer import AdamUpdate, SgdUpdate, Update
 
 Build = Callable[[Graph], Tensor]
 
@@ -70,13 +71,11 @@ def conv(width: int, outputs: int) -> Build:
     return lambda g: g.conv(g.input("x", (2, 3, width, width)), g.parameter("w", (outputs, 3, 3, 3)), padding=1)
 
 
-def optimizer(name: str) -> Build:
+def optimizer(op: Update) -> Build:
     def build(g: Graph) -> Tensor:
-        tensors = [g.input(n, (65,)) for n in ("parameter", "gradient")]
-        if name == "adam_update":
-            tensors += [g.input(n, (65,)) for n in ("m", "v")]
-        result = getattr(g, name)(*tensors, g.input("numbers", (9 if name == "adam_update" else 3,)))
-        return result[0] if isinstance(result, tuple) else result
+        moments = [g.state(label, (65,)) for label in op.moments]
+        numbers = g.input("numbers", (len(op.names),))
+        return g.apply(op, g.state("parameter", (65,)), g.input("gradient", (65,)), numbers, *moments)
 
     return build
 
@@ -114,8 +113,8 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "Mul": two("mul"),
     "Greater": two("greater"),
     "BiasAdd": bias,
-    "SgdUpdate": optimizer("sgd_update"),
-    "AdamUpdate": optimizer("adam_update"),
+    "SgdUpdate": optimizer(SgdUpdate()),
+    "AdamUpdate": optimizer(AdamUpdate()),
     "ScatterAdd": lambda g: g.scatter_add(g.input("ids", (9,), "u32"), g.input("src", (9, 33)), 7),
     "SumAll": one("sum"),
     "MeanAll": one("mean"),

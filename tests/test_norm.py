@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, GraphError, Tensor, compile_graph
-from meganeura_aot.ops.optimizer import adam_numbers, sgd_numbers
 from meganeura_aot.ops.rows import GROUP, Team, row_over, rows_of
 from tests import harness
-from tests.tolerance import pointwise_bound
 
 Array = np.ndarray[Any, Any]
 
@@ -324,33 +322,6 @@ def test_how_many_dispatches() -> None:
 # ---- optimizer updates
 
 
-def test_several_steps_of_adam() -> None:
-    """The outputs of one step are the inputs of the next, inside one graph and over several."""
-    g = Graph()
-    p, grad, m, v, n1, n2 = (g.input(name, (7, 9) if index < 4 else (9,)) for index, name in enumerate("pgmvab"))
-    once = g.adamw_update(p, grad, m, v, n1)
-    twice = g.adamw_update(once[0], grad * 0.5, once[1], once[2], n2)
-    g.set_outputs(dict(zip(["p", "m", "v"], twice, strict=True)))
-    numbers = [adam_numbers(0.01, step, weight_decay=0.1) for step in (1, 2)]
-    grad_value = normal(7, 9)
-    feeds = {
-        "p": normal(7, 9, seed=1),
-        "g": grad_value,
-        "m": np.zeros((7, 9), np.float32),
-        "v": np.zeros((7, 9), np.float32),
-    }
-    harness.check(g, {**feeds, "a": numbers[0], "b": numbers[1]}, slack={"v": pointwise_bound(grad_value)})
-
-
-def test_sgd_without_a_state() -> None:
-    g = Graph()
-    (p,) = g.sgd_update(g.input("p", (5,)), g.input("g", (5,)), g.input("n", (3,)))
-    g.set_outputs({"p": p})
-    feeds = {"p": normal(5), "g": normal(5, seed=1), "n": sgd_numbers(0.5, weight_decay=0.25)}
-    got = harness.check(g, feeds)
-    np.testing.assert_allclose(got["p"], feeds["p"] * (1 - 0.125) - 0.5 * feeds["g"], rtol=1e-5)
-
-
 # ---- what is refused
 
 WRONG: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
@@ -378,12 +349,6 @@ WRONG: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "no classes": (lambda g, x: g.cross_entropy_loss(x[:, :0], x[:, :0]), r"expected f32 logits of one class or more"),
     "smoothing": (lambda g, x: g.cross_entropy_loss(x, x, label_smoothing=2), "label_smoothing from 0 to 1, got 2"),
     "loss shapes": (lambda g, x: g.mse_loss(x, x[0]), r"mse_loss: expected two f32 tensors of one shape"),
-    "nesterov": (lambda g, x: g.sgd_update(x, x, g.input("n", (3,)), nesterov=True), "expected a velocity"),
-    "numbers": (lambda g, x: g.adam_update(x, x, x, x, g.input("n", (3,))), r"expected numbers f32\[9\], got f32\[3\]"),
-    "state": (
-        lambda g, x: g.adam_update(x, x, x, x[0], g.input("n", (9,))),
-        "adam_update: expected f32 tensors of one",
-    ),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from meganeura_aot import lowering
 from meganeura_aot.graph import GraphIR, Node, Value
 from meganeura_aot.op import OPS, Sample
-from meganeura_aot.ops.leaf import Input, Parameter
+from meganeura_aot.ops.leaf import Input, Parameter, State
 from meganeura_aot.ops.pointwise import Pointwise
 from meganeura_aot.passes import prune
 from meganeura_aot.target import TARGETS, find_target
@@ -40,10 +40,12 @@ NO_SAMPLES = {
 def graph_of(sample: Sample) -> GraphIR:
     """The operator over inputs x0, x1, ..., each output of it an output.
 
-    Indices are parameters: the runner refuses inputs out of range, and the kernel is to be tested with them.
+    Indices are parameters: the runner refuses inputs out of range, and the kernel is to be tested with them. What the
+    operator writes in place are states.
     """
-    indices = sample.op.index_limits(*sample.inputs)
-    leaves = [Parameter if i in indices else Input for i in range(len(sample.inputs))]
+    indices, op = sample.op.index_limits(*sample.inputs), sample.op
+    written = op.writes[: len(op.inferred(*sample.inputs))]
+    leaves = [State if i in written else Parameter if i in indices else Input for i in range(len(sample.inputs))]
     nodes = [Node(leaf(f"x{i}", t), (), (t,)) for i, (leaf, t) in enumerate(zip(leaves, sample.inputs, strict=True))]
     values = tuple(Value(i) for i in range(len(nodes)))
     types = sample.op.inferred(*sample.inputs)
@@ -113,10 +115,10 @@ def test_kernel_on_a_folded_grid(
 def test_replays_are_bit_identical(sample: Sample, request: pytest.FixtureRequest) -> None:
     program = harness.compile_graph(graph_of(sample))
     runner = harness.load(program)
-    inputs = harness.feeds_of(runner, feeds_of(sample, request))
-    first = runner.run(**inputs)
-    for _ in range(19):
-        harness.assert_same(first, runner.run(**inputs), "in a replay")
+    feeds = feeds_of(sample, request)
+    first = runner.run(**harness.feeds_of(runner, feeds))
+    for _ in range(19):  # from the same states
+        harness.assert_same(first, runner.run(**harness.feeds_of(runner, feeds)), "in a replay")
 
 
 def test_prune_keeps_what_is_declared() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, Tensor
-from meganeura_aot.ops.optimizer import adam_numbers, sgd_numbers
 from tests import harness
 
 pytestmark = pytest.mark.parity
@@ -104,50 +103,3 @@ def test_pairs(shape: tuple[int, ...]) -> None:
     compare(lambda g, x, t: g.l1_loss(x, t), lambda f, x, t: f.l1_loss(x, t), x, t)
     p, q = (np.asarray(1 / (1 + np.exp(-a)), dtype=np.float32) for a in (x, t))
     compare(lambda g, p, q: g.bce_loss(p, q), lambda f, p, q: f.binary_cross_entropy(p, q), p, q)
-
-
-STEPS = 4
-OPTIMIZERS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[int], Array], int]] = {
-    "sgd": (lambda t, p: t.optim.SGD([p], 0.1, weight_decay=0.02), lambda step: sgd_numbers(0.1, 0.0, 0.02), 0),
-    "momentum": (lambda t, p: t.optim.SGD([p], 0.1, 0.9), lambda step: sgd_numbers(0.1, 0.9), 1),
-    "nesterov": (
-        lambda t, p: t.optim.SGD([p], 0.1, 0.9, weight_decay=0.02, nesterov=True),
-        lambda step: sgd_numbers(0.1, 0.9, 0.02),
-        1,
-    ),
-    "adam": (
-        lambda t, p: t.optim.Adam([p], 0.05, (0.8, 0.99), 1e-6, weight_decay=0.1),
-        lambda step: adam_numbers(0.05, step, (0.8, 0.99), 1e-6, 0.1),
-        2,
-    ),
-    "adamw": (lambda t, p: t.optim.AdamW([p], 0.05), lambda step: adam_numbers(0.05, step, weight_decay=0.01), 2),
-}
-
-
-def update(g: Graph, name: str, p: Tensor, grad: Tensor, numbers: Tensor, state: list[Tensor]) -> tuple[Tensor, ...]:
-    if name.startswith("adam"):
-        return (g.adamw_update if name == "adamw" else g.adam_update)(p, grad, *state, numbers)
-    return g.sgd_update(p, grad, numbers, *state, nesterov=name == "nesterov")
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("shape", [(3, 5), (4, 64)], ids=str)
-def test_optimizers(name: str, shape: tuple[int, ...]) -> None:
-    """Several steps, the state going from one to the next, against torch.optim in double precision."""
-    torch = pytest.importorskip("torch")
-    make, numbers, states = OPTIMIZERS[name]
-    g = Graph()
-    inputs = [g.input(label, shape) for label in ("p", "grad", "s0", "s1")[: 2 + states]]
-    outputs = update(g, name, inputs[0], inputs[1], g.input("numbers", numbers(1).shape), inputs[2:])
-    labels = ["p", "s0", "s1"][: 1 + states]
-    g.set_outputs(dict(zip(labels, outputs, strict=True)))
-    program = harness.compile_graph(g)
-    theirs = torch.nn.Parameter(torch.from_numpy(normal(*shape)).double())
-    optimizer = make(torch, theirs)
-    feeds = {"p": normal(*shape)} | {f"s{i}": np.zeros(shape, np.float32) for i in range(states)}
-    for step in range(1, STEPS + 1):
-        grad = normal(*shape, seed=step)
-        feeds |= harness.run(program, {**feeds, "grad": grad, "numbers": numbers(step)})
-        theirs.grad = torch.from_numpy(grad).double()
-        optimizer.step()
-        np.testing.assert_allclose(feeds["p"], theirs.detach().numpy(), rtol=2e-5, atol=2e-6)

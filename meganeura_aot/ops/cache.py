@@ -24,7 +24,7 @@ class CacheWrite(Op):
     half: the cache is stored as f16; the rows are rounded.
     """
 
-    writes_state: ClassVar[bool] = True
+    writes: ClassVar[tuple[int, ...]] = (0,)
     tolerance: ClassVar[str] = "exact"
     ring: bool = False
     half: bool = False

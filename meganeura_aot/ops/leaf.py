@@ -51,6 +51,21 @@ class State(Leaf):
 
 
 @dataclass(frozen=True)
+class Moment(Leaf):
+    """What an optimizer keeps of a parameter from step to step; zero at start."""
+
+
+@dataclass(frozen=True)
+class Gradient(Leaf):
+    """The gradient of a parameter, which another entry computes; the label is `gradient_label` of the parameter's."""
+
+
+def gradient_label(parameter: str) -> str:
+    """The name of a parameter's gradient among the values of a graph and the buffers of a plan."""
+    return f"grad.{parameter}"
+
+
+@dataclass(frozen=True)
 class Constant(Op):
     """Numbers known at compile time. `data` is the little-endian bytes; the text form shows a digest."""
 

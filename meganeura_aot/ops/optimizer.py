@@ -1,6 +1,7 @@
-"""Updates of parameters by their gradients: pure functions that give the new parameter and the new state.
+"""Updates of parameters by their gradients, in place, and what clipping by the global norm needs.
 
-What changes from step to step comes in a small f32 tensor `numbers`; `sgd_numbers` and `adam_numbers` say what is in it.
+What changes from step to step comes in a small f32 tensor `numbers`, a uniform: `SGD_NUMBERS` and `ADAM_NUMBERS` name
+what is in it, the runner computes it.
 """
 
 from __future__ import annotations
@@ -16,132 +17,140 @@ from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
 from .pointwise import GROUP, Array
+from .reduce import Fold, reduce_rows
+from .rows import rows_of
 
 SGD_NUMBERS = ("lr", "momentum", "weight_decay")
 ADAM_NUMBERS = ("lr", "beta1", "rest1", "beta2", "rest2", "eps", "weight_decay", "bias1", "bias2")
 
 
-def sgd_numbers(lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> Array:
-    """The `numbers` of SgdUpdate."""
-    return np.array([lr, momentum, weight_decay], dtype=np.float32)
+class Update(Op, register=False):
+    """Inputs param, grad, numbers, the moments, and with `scaled` a f32 [] that the gradient is multiplied by first.
 
-
-def adam_numbers(
-    lr: float, step: int, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
-) -> Array:
-    """The `numbers` of AdamUpdate and AdamWUpdate for the 1-based `step`.
-
-    rest is 1 - beta and bias is 1 - beta^step: both would lose digits in f32.
-    """
-    (b1, b2), t = betas, step
-    return np.array([lr, b1, 1 - b1, b2, 1 - b2, eps, weight_decay, 1 - b1**t, 1 - b2**t], dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class SgdUpdate(Op):
-    """g = grad + weight_decay * param; velocity = momentum * velocity + g; param - lr * velocity, as PyTorch's SGD.
-
-    Without a velocity: param - lr * g. With nesterov: param - lr * (g + momentum * velocity), the new one.
-    Inputs param, grad, numbers[, velocity]; outputs param[, velocity].
+    The parameter and its moments, f32 of one shape, are written in place; they are the outputs too.
     """
 
     tolerance: ClassVar[str] = "norm"
+    names: ClassVar[tuple[str, ...]]
+    scaled: bool
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of what is kept from step to step."""
+        raise NotImplementedError
+
+    def infer(self, param: TensorType, grad: TensorType, numbers: TensorType, *more: TensorType) -> Any:
+        count = len(self.moments)
+        kept, scale = more[:count], more[count:]
+        if param.dtype is not DType.F32 or any(other != param for other in (grad, *kept)) or len(kept) < count:
+            got = ", ".join(map(str, (param, grad, *kept)))
+            raise GraphError(f"{self.name}: expected {count + 2} f32 tensors of one shape, got {got}")
+        if numbers != TensorType((len(self.names),)):
+            raise GraphError(f"{self.name}: expected numbers {TensorType((len(self.names),))}, got {numbers}")
+        if scale != (TensorType(()),) * self.scaled:
+            raise GraphError(f"{self.name}: expected {int(self.scaled)} scale f32[], got {list(map(str, scale))}")
+        return (param, *kept) if kept else param
+
+    def lower(self, k: Lowering, param: Operand, grad: Operand, numbers: Operand, *more: Operand, out: Any) -> None:
+        outs = out if isinstance(out, tuple) else (out,)
+        written = dict(zip(("param", *self.moments), outs, strict=True))
+        read = {"grad": grad} | ({"scale": more[-1]} if self.scaled else {})
+        lanes = 1 if param.size % 4 else 4
+        k.dispatch(
+            "optimizer",
+            variant={
+                **self.variant(),
+                "title": self.name,
+                "names": self.names,
+                "read": list(read),
+                "written": list(written),
+                "scaled": self.scaled,
+                "load_type": "f32" if lanes == 1 else "vec4<f32>",
+            },
+            bind={**read, **written, "numbers": numbers},
+            const={"COUNT": param.size // lanes},
+            groups=math.ceil(param.size / lanes / GROUP),
+            label="_".join([self.name, *self.moments[:1], *(["scaled"] if self.scaled else [])]),
+        )
+
+    def variant(self) -> dict[str, Any]:
+        """Template variables that say which update it is."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SgdUpdate(Update):
+    """g = grad + weight_decay * param; velocity = momentum * velocity + g; param -= lr * velocity: PyTorch's SGD.
+
+    Without momentum: param -= lr * g. With nesterov: param -= lr * (g + momentum * velocity), the new one.
+    Moments: momentum_buffer where there is momentum.
+    """
+
+    writes: ClassVar[tuple[int, ...]] = (0, 3)
+    names: ClassVar[tuple[str, ...]] = SGD_NUMBERS
+    momentum: bool = False
     nesterov: bool = False
+    scaled: bool = False
 
-    def infer(
-        self, param: TensorType, grad: TensorType, numbers: TensorType, velocity: TensorType | None = None
-    ) -> TensorType | tuple[TensorType, ...]:
-        _check(self.name, param, numbers, len(SGD_NUMBERS), grad, velocity or param)
-        if velocity is None and self.nesterov:
-            raise GraphError(f"{self.name}: expected a velocity, which nesterov needs, got none")
-        return param if velocity is None else (param, param)
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
 
-    def reference(self, param: Array, grad: Array, numbers: Array, velocity: Array | None = None) -> Any:
+    def reference(self, param: Array, grad: Array, numbers: Array, *more: Array) -> Any:
         lr, momentum, weight_decay = numbers
-        g = grad + weight_decay * param
-        if velocity is None:
+        g = (grad * more[-1] if self.scaled else grad) + weight_decay * param
+        if not self.momentum:
             return np.asarray(param - lr * g)
-        velocity = momentum * velocity + g
+        velocity = momentum * more[0] + g
         step = g + momentum * velocity if self.nesterov else velocity
         return np.asarray(param - lr * step), np.asarray(velocity)
 
-    def lower(
-        self,
-        k: Lowering,
-        param: Operand,
-        grad: Operand,
-        numbers: Operand,
-        velocity: Operand | None = None,
-        *,
-        out: Operand | tuple[Operand, ...],
-    ) -> None:
-        read = {"param": param, "grad": grad, "numbers": numbers} | ({"velocity": velocity} if velocity else {})
-        outs = out if isinstance(out, tuple) else (out,)
-        written = dict(zip(("out_param", "out_velocity"), outs, strict=False))
-        names = SGD_NUMBERS if velocity else ("lr", "", "weight_decay")
-        _dispatch(k, self.name, names, read, written, rule="sgd", nesterov=self.nesterov)
+    def variant(self) -> dict[str, Any]:
+        return {"rule": "sgd", "nesterov": self.nesterov}
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        draws = ("normal", "normal", "sgd numbers", "normal")
-        plain: list[tuple[int, ...]] = [(3, 5), (4, 256)]
-        moving: list[tuple[tuple[int, ...], bool]] = [((8, 33), False), ((257,), True), ((4, 256), True), ((), False)]
-
-        def types(shape: tuple[int, ...]) -> tuple[TensorType, ...]:
-            return (*(TensorType(shape),) * 2, TensorType((len(SGD_NUMBERS),)))
-
-        return [
-            *(Sample(cls(), types(shape), draws[:3]) for shape in [*plain, (0, 3)]),
-            *(Sample(cls(nesterov), (*types(shape), TensorType(shape)), draws) for shape, nesterov in moving),
-        ]
+        shapes: list[tuple[int, ...]] = [(3, 5), (4, 256), (0, 3), (257,), ()]
+        ops = [cls(), cls(True), cls(True, True), cls(scaled=True), cls(True, scaled=True)]
+        return [_sample(op, shape, "sgd numbers") for op in ops for shape in shapes[: 5 if op == cls() else 3]]
 
 
 @dataclass(frozen=True)
-class AdamUpdate(Op):
+class AdamUpdate(Update):
     """PyTorch's Adam: g = grad + weight_decay * param, m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
 
-    param - lr * (m / bias1) / (sqrt(v / bias2) + eps). Inputs param, grad, m, v, numbers; outputs param, m, v.
+    param -= lr * (m / bias1) / (sqrt(v / bias2) + eps); bias is 1 - beta^step. Moments m and v: exp_avg, exp_avg_sq.
     """
 
-    tolerance: ClassVar[str] = "norm"
+    writes: ClassVar[tuple[int, ...]] = (0, 3, 4)
+    names: ClassVar[tuple[str, ...]] = ADAM_NUMBERS
     decoupled: ClassVar[bool] = False
+    scaled: bool = False
 
-    def infer(
-        self, param: TensorType, grad: TensorType, m: TensorType, v: TensorType, numbers: TensorType
-    ) -> tuple[TensorType, ...]:
-        _check(self.name, param, numbers, len(ADAM_NUMBERS), grad, m, v)
-        return (param, param, param)
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
 
-    def reference(self, param: Array, grad: Array, m: Array, v: Array, numbers: Array) -> tuple[Array, ...]:
+    def reference(
+        self, param: Array, grad: Array, numbers: Array, m: Array, v: Array, scale: Array | float = 1.0
+    ) -> tuple[Array, ...]:
         lr, beta1, rest1, beta2, rest2, eps, weight_decay, bias1, bias2 = numbers
-        g = grad if self.decoupled else grad + weight_decay * param
+        g = grad * scale if self.decoupled else grad * scale + weight_decay * param
         m = beta1 * m + rest1 * g
         v = beta2 * v + rest2 * g * g
         kept = param * (1 - lr * weight_decay) if self.decoupled else param
         return np.asarray(kept - lr * (m / bias1) / (np.sqrt(v / bias2) + eps)), np.asarray(m), np.asarray(v)
 
-    def lower(
-        self,
-        k: Lowering,
-        param: Operand,
-        grad: Operand,
-        m: Operand,
-        v: Operand,
-        numbers: Operand,
-        *,
-        out: tuple[Operand, ...],
-    ) -> None:
-        read = {"param": param, "grad": grad, "m": m, "v": v, "numbers": numbers}
-        written = dict(zip(("out_param", "out_m", "out_v"), out, strict=True))
-        _dispatch(k, self.name, ADAM_NUMBERS, read, written, rule="adam", decoupled=self.decoupled)
+    def variant(self) -> dict[str, Any]:
+        return {"rule": "adam", "decoupled": self.decoupled}
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        draws = ("normal", "normal", "normal", "positive", "adam numbers")
-        numbers = TensorType((len(ADAM_NUMBERS),))
         shapes: list[tuple[int, ...]] = [(3, 5), (257,), (4, 256), (), (0, 3)]
-        tiny = Sample(cls(), (*(TensorType((2, 33)),) * 4, numbers), ("normal", "small", "small", "zero", draws[-1]))
-        return [*(Sample(cls(), (*(TensorType(s),) * 4, numbers), draws) for s in shapes), tiny]
+        cases = [_sample(cls(), shape, "adam numbers") for shape in shapes]
+        cases += [_sample(cls(True), shape, "adam numbers") for shape in shapes[:3]]
+        tiny = ("normal", "small", "adam numbers", "small", "zero")
+        return [*cases, Sample(cls(), cases[0].inputs, tiny)]
 
 
 @dataclass(frozen=True)
@@ -152,36 +161,34 @@ class AdamWUpdate(AdamUpdate):
     decoupled: ClassVar[bool] = True
 
 
-def _check(name: str, param: TensorType, numbers: TensorType, count: int, *others: TensorType) -> None:
-    """Raise GraphError unless all are f32, `others` of the shape of the parameter, and `numbers` of shape [count]."""
-    if param.dtype is not DType.F32 or any(other != param for other in others):
-        raise GraphError(f"{name}: expected f32 tensors of one shape, got {', '.join(map(str, (param, *others)))}")
-    if numbers != TensorType((count,)):
-        raise GraphError(f"{name}: expected numbers {TensorType((count,))}, got {numbers}")
+def _sample(op: Update, shape: tuple[int, ...], numbers: str) -> Sample:
+    each, count = TensorType(shape), len(op.moments)
+    types = (each, each, TensorType((len(op.names),)), *(each,) * count, *(TensorType(()),) * op.scaled)
+    moments = ("normal", "positive")[:count]
+    return Sample(op, types, ("normal", "normal", numbers, *moments, *("positive",) * op.scaled))
 
 
-def _dispatch(
-    k: Lowering,
-    title: str,
-    names: Sequence[str],
-    read: dict[str, Operand],
-    written: dict[str, Operand],
-    **variant: Any,
-) -> None:
-    size = read["param"].size
-    lanes = 1 if size % 4 else 4
-    k.dispatch(
-        "optimizer",
-        variant={
-            **variant,
-            "title": title,
-            "names": names,
-            "read": list(read),
-            "written": list(written),
-            "load_type": "f32" if lanes == 1 else "vec4<f32>",
-        },
-        bind={**read, **written},
-        const={"COUNT": size // lanes},
-        groups=math.ceil(size / lanes / GROUP),
-        label=title,
-    )
+@dataclass(frozen=True)
+class SumSquares(Op):
+    """The sum of x^2 over all elements: f32 [], 0 of nothing."""
+
+    tolerance: ClassVar[str] = "norm"
+
+    def infer(self, x: TensorType) -> TensorType:
+        if x.dtype is not DType.F32:
+            raise GraphError(f"{self.name}: expected f32, got {x}")
+        return TensorType(())
+
+    def reference(self, x: Array) -> Array:
+        return np.asarray(np.sum(x * x))
+
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        return (x * (dy * 2.0),)
+
+    def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
+        reduce_rows(k, Fold(self.name, "f32", "sum", "a * a"), {"x": x}, out, rows_of(1, x.size))
+
+    @classmethod
+    def samples(cls) -> Sequence[Sample]:
+        shapes: list[tuple[int, ...]] = [(3, 5), (), (70000,), (9001, 8), (0, 3)]
+        return [Sample(cls(), (TensorType(shape),)) for shape in shapes]

@@ -103,7 +103,7 @@ class RandomNormal(Random):
 class AdvanceCounter(Op):
     """The counter of a random state moves by `by`, modulo 2^64, in place."""
 
-    writes_state: ClassVar[bool] = True
+    writes: ClassVar[tuple[int, ...]] = (0,)
     tolerance: ClassVar[str] = "exact"
     by: int = 0
 

@@ -16,7 +16,7 @@ from .pointwise import GROUP, Array, dispatch_copy
 class Assign(Op):
     """The state takes a new value; the output is the state after the write."""
 
-    writes_state: ClassVar[bool] = True
+    writes: ClassVar[tuple[int, ...]] = (0,)
     tolerance: ClassVar[str] = "exact"
 
     def infer(self, state: TensorType, value: TensorType) -> TensorType:
@@ -35,7 +35,7 @@ class Assign(Op):
 class AdvancePosition(Op):
     """Every element of a u32 position state moves by `by` (or by the second input, a scalar), modulo 2^32."""
 
-    writes_state: ClassVar[bool] = True
+    writes: ClassVar[tuple[int, ...]] = (0,)
     tolerance: ClassVar[str] = "exact"
     name: ClassVar[str] = "advance"
     by: int | None = None
