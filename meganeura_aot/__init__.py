@@ -13,6 +13,7 @@ from .errors import (
 )
 from .ops.attention import Causal, Full, Window
 from .tensor import Tensor
+from .training import Training
 from .version import VERSION as __version__
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PlanError",
     "Program",
     "Tensor",
+    "Training",
     "Window",
     "__version__",
     "compile_graph",

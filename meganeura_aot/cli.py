@@ -21,9 +21,10 @@ from .errors import GraphError, MeganeuraError
 from .graph import GraphIR
 from .model_file import UsageError, load_graphs, parse_setting
 from .target import TARGETS
+from .training import DEFAULTS, Training
 from .version import VERSION
 
-STAGES = ("graph", "opt", "plan", "runner")
+STAGES = ("graph", "grad", "opt", "plan", "runner")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,6 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="the runner to write (default: out/MODEL)")
     parser.add_argument("--set", metavar="K=V", action="append", default=[], help="an argument of build()")
     parser.add_argument("--target", choices=list(TARGETS), default="webgpu", help="what adapters it is for")
+    parser.add_argument(
+        "--train", metavar="KIND", choices=list(DEFAULTS), help="add a training step: sgd, adam or adamw"
+    )
+    parser.add_argument(
+        "--opt", metavar="K=V", action="append", default=[], help="a number of the optimizer, as lr=1e-3"
+    )
+    parser.add_argument("--freeze", metavar="PATTERN", action="append", default=[], help="parameters not to train")
     parser.add_argument("--emit", choices=STAGES, help="print a stage and write nothing")
     parser.add_argument("--check", action="store_true", help="exit 1 and show the difference when OUT is out of date")
     parser.add_argument("--report", action="store_true", help="print counts of dispatches, pipelines and bytes")
@@ -82,14 +90,17 @@ def fail(message: str, code: int) -> int:
 def run(options: argparse.Namespace) -> int:
     if options.emit and options.check:
         raise UsageError("--emit prints and --check compares: give one of them")
+    training = training_of(options)
     start = time.perf_counter()
     output = Path.cwd() / (options.output or Path("out") / f"{options.model.stem}.py")  # a model may change folder
     refuse_overwriting(options.model, output)
-    graphs = load_graphs(options.model, dict(map(parse_setting, options.set)))
+    graphs = load_graphs(options.model, dict(parse_setting(text, "--set") for text in options.set))
     if options.emit == "graph":
         print(stage_text(entry_points(graphs)), end="")
         return 0
-    program = compile_program(graphs, options)
+    if training and isinstance(graphs, Mapping) and len(graphs) > 1 and "train" not in graphs:
+        raise UsageError(f"--train: expected an entry point `train` or one alone, got {', '.join(graphs)}")
+    program = compile_program(graphs, training, options)
     log(options, f"compiled {options.model}", start)
     if options.emit:
         print(emitted(program, options.emit), end="")
@@ -107,14 +118,35 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def compile_program(graphs: Graph | Mapping[str, Graph], options: argparse.Namespace) -> Program:
+def training_of(options: argparse.Namespace) -> Training | None:
+    """What --train, --opt and --freeze ask for; raises UsageError."""
+    if options.train is None:
+        given = [name for name in ("opt", "freeze") if getattr(options, name)] + ["emit grad"] * (
+            options.emit == "grad"
+        )
+        if given:
+            raise UsageError(f"--{given[0]}: needs --train")
+        return None
+    try:
+        numbers = dict(parse_setting(text, "--opt", dotted=True) for text in options.opt)
+        return Training(options.train, options.freeze, **numbers)
+    except GraphError as error:
+        raise UsageError(f"--opt: {error}") from error
+
+
+def compile_program(
+    graphs: Graph | Mapping[str, Graph], training: Training | None, options: argparse.Namespace
+) -> Program:
     changing = [word for setting in options.set for word in ("--set", setting)]
+    changing += ["--train", options.train] if options.train else []
+    changing += [word for name in ("opt", "freeze") for text in getattr(options, name) for word in (f"--{name}", text)]
     changing += ["--target", options.target] if options.target != "webgpu" else []
     changing += ["--no-optimize"] if options.no_optimize else []
     return compile_graph(
         graphs,
         name=options.model.stem,
         target=options.target,
+        train=training,
         optimize=not options.no_optimize,
         command=shlex.join(["meganeura-aot", options.model.name, *changing]),
     )
@@ -122,6 +154,7 @@ def compile_program(graphs: Graph | Mapping[str, Graph], options: argparse.Names
 
 def emitted(program: Program, stage: str) -> str:
     return {
+        "grad": lambda: stage_text(program.differentiated),
         "opt": lambda: stage_text(program.graphs),
         "plan": lambda: program.plan.text(),
         "runner": lambda: program.text,

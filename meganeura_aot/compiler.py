@@ -21,6 +21,7 @@ from .passes import CLEANUP, PASSES, run_passes
 from .plan import ExecutionPlan
 from .report import Report, make_report
 from .target import find_target
+from .training import Training, freeze, training_graphs
 
 # Attributes of the emitted Runner, which an entry point must not hide.
 RUNNER_ATTRIBUTES = """
@@ -34,22 +35,29 @@ RUNNER_NAMES = frozenset(RUNNER_ATTRIBUTES.split())
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program. graphs: as rewritten; text: the emitted file."""
+    """A compiled program. sources: the graphs as given; differentiated: what training adds to them; graphs: all of
+    them as rewritten; text: the emitted file."""
 
     name: str
     command: str
-    graphs: Mapping[str, GraphIR]
     sources: Mapping[str, GraphIR]
+    differentiated: Mapping[str, GraphIR]
+    graphs: Mapping[str, GraphIR]
     unshared: ExecutionPlan
     plan: ExecutionPlan
 
+    @property
+    def whole(self) -> Mapping[str, GraphIR]:
+        """Every graph before rewrites."""
+        return {**self.sources, **self.differentiated}
+
     @functools.cached_property
     def report(self) -> Report:
-        return make_report(self.sources, self.unshared, self.plan)
+        return make_report(self.whole, self.unshared, self.plan)
 
     @functools.cached_property
     def text(self) -> str:
-        return emit(self.plan, Header(self.name, self.command, digest(self.sources)))
+        return emit(self.plan, Header(self.name, self.command, digest(self.whole)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the runner, atomically: a failure leaves what was there. Raises OSError."""
@@ -67,24 +75,30 @@ def compile_graph(
     *,
     name: str = "model",
     target: str = "webgpu",
+    train: Training | None = None,
     optimize: bool = True,
     command: str | None = None,
 ) -> Program:
     """Compile one graph (entry point `run`) or several that share parameters and states.
 
     name: of the model, in the header. command: the one that rebuilds the file, in the header.
-    Raises GraphError for a graph without meaning, LoweringError for an operator without a kernel.
+    train: also emit the training step of the entry `train`, or of the only one; its loss is the output `loss`, else the
+    first. Raises GraphError for a graph without meaning, GradientError for an operator without a gradient, LoweringError
+    for one without a kernel.
     """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise GraphError(f"name of the model: expected printable text, got {name!r}")
     sources = entry_points(graphs)
+    if train:
+        sources = freeze(sources, train.freeze)
     aim = find_target(target)
     passes = CLEANUP + PASSES if optimize else CLEANUP
-    rewritten = {entry: run_passes(graph, aim, passes) for entry, graph in sources.items()}
-    unshared = lower(rewritten, aim)
+    differentiated, training = training_graphs(sources, train) if train else ({}, None)
+    rewritten = {entry: run_passes(graph, aim, passes) for entry, graph in (sources | differentiated).items()}
+    unshared = lower(rewritten, aim, training)
     plan = share_buffers(unshared).verify()
     verify_sharing(unshared, plan)
-    return Program(name, command or f"meganeura-aot {name}.py", rewritten, sources, unshared, plan)
+    return Program(name, command or f"meganeura-aot {name}.py", sources, differentiated, rewritten, unshared, plan)
 
 
 def entry_points(graphs: Graph | GraphIR | Mapping[str, Graph | GraphIR]) -> dict[str, GraphIR]:

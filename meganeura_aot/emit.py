@@ -12,16 +12,17 @@ import black
 import numpy as np
 
 from .errors import PlanError
-from .inline import inline
+from .inline import INFERENCE, TRAINING, inline
 from .names import Names, choose_names, identifier, unique
-from .ops.leaf import Init
-from .plan import BufferRef, EntryPlan, ExecutionPlan
+from .ops.leaf import Init, gradient_label
+from .plan import ACCUMULATE, APPLY, BufferRef, EntryPlan, ExecutionPlan, TrainingPlan
 from .target import MIB
 from .version import VERSION
 
 LINE = 120
 LITERALS = 64  # constants of up to this many numbers are written in place
 STYLE = black.Mode(line_length=LINE - 8)  # of statements, which stand at an indent of 8
+CLASS_STYLE = black.Mode(line_length=LINE - 4)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Header:
 
 def emit(plan: ExecutionPlan, header: Header) -> str:
     """The whole file, formatted."""
-    stub = inline()
+    stub = inline(TRAINING if plan.training else INFERENCE)
     names = choose_names(plan, stub.names)
     parts = [
         f'"""{docstring(plan, header, names)}"""\n\n{stub.imports}\n',
@@ -64,17 +65,29 @@ def docstring(plan: ExecutionPlan, header: Header, names: Names) -> str:
         "",
         f"Rebuild:  {header.command}        Graph sha256: {header.graph_sha256}        Tested with wgpu 0.32",
     ]
-    for entry in plan.entries:
-        label = f"{entry.name}: " if len(plan.entries) > 1 else ""
+    called = user_entries(plan)
+    for entry in called:
+        label = f"{entry.name}: " if len(called) > 1 else ""
         inputs = ", ".join(f"{plan.buffers[name].label} {plan.buffers[name].type}" for name in entry.inputs) or "none"
         outputs = ", ".join(f"{output.name} {output.type}" for output in entry.outputs)
         lines += wrapped("Inputs:   " + label, inputs) + wrapped("Outputs:  " + label, outputs)
+    if plan.training:
+        numbers = ", ".join(f"{name} {value}" for name, value in plan.training.numbers.items())
+        lines += wrapped(
+            "Training: ",
+            f"{plan.training.kind} of {plan.training.trained} of {plan.training.parameters} parameters; {numbers}",
+        )
     raised = ", ".join(f"{name} {value}" for name, value in plan.limits().items()) or "WebGPU default limits"
     features = ", ".join(plan.target.optional_features)
     lines.append(
         f"Needs:    wgpu, numpy; {raised}; {f'uses {features} where present' if features else 'no optional features'}"
     )
     return "\n".join(map(one_line, lines)) + "\n"
+
+
+def user_entries(plan: ExecutionPlan) -> list[EntryPlan]:
+    """The entry points that have a method of their own; those of training are called by the stub."""
+    return [entry for entry in plan.entries if not (plan.training and entry.name in (ACCUMULATE, APPLY))]
 
 
 def wrapped(label: str, text: str) -> list[str]:
@@ -86,20 +99,44 @@ def wrapped(label: str, text: str) -> list[str]:
 
 def emit_model(plan: ExecutionPlan, header: Header, names: Names) -> str:
     """class Runner: declarations, then one statement a dispatch."""
-    lines = ["class Runner(ModelRunner):", f"    name = {quote(header.name)}"]
+    base = "TrainingRunner" if plan.training else "ModelRunner"
+    lines = [f"class Runner({base}):", f"    name = {quote(header.name)}"]
     if plan.limits():
         limits = ", ".join(f"{quote(name)}: {value}" for name, value in plan.limits().items())
         lines.append(f"    limits = {{{limits}}}")
     if plan.target.optional_features:
         lines.append(f"    optional_features = ({', '.join(map(quote, plan.target.optional_features))},)")
+    if plan.training:
+        lines += [f"    {line}" for line in training_lines(plan.training)]
     lines += ["", "    def buffers(self):", *indent(buffer_lines(plan, names))]
     lines += ["", "    def pipelines(self):", *indent(pipeline_lines(names))]
     lines += ["", "    def bind_groups(self):", *indent(group_lines(plan, names))]
     for entry in plan.entries:
         lines += ["", f"    def encode_{entry.name}(self, encoder):", *indent(encode_lines(entry, names))]
-    for entry in plan.entries:
+    for entry in user_entries(plan):
         lines += ["", *(f"    {line}" for line in method_lines(entry, plan))]
     return "\n".join(lines) + "\n"
+
+
+def training_lines(training: TrainingPlan) -> list[str]:
+    """Class attributes that tell the stub how to train."""
+    numbers, groups = (
+        "{" + ", ".join(f"{quote(key)}: {value_text(value)}" for key, value in table.items()) + "}"
+        for table in (training.numbers, training.groups)
+    )
+    statements = [
+        f"optimizer_kind = {quote(training.kind)}",
+        f"optimizer_defaults = {numbers}",
+        f"numbers = {groups}",
+    ]
+    return [line for statement in statements for line in black.format_str(statement, mode=CLASS_STYLE).splitlines()]
+
+
+def value_text(value: object) -> str:
+    """A number, a text, or a tuple of such, as Python."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(value_text, value))})"
+    return quote(value) if isinstance(value, str) else str(value)
 
 
 def indent(statements: Sequence[str]) -> list[str]:
@@ -156,7 +193,7 @@ def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
     """The right-hand side that declares a buffer."""
     if buffer.kind in ("scratch", "output"):
         return f"self.buffer({quote(buffer.name)}, nbytes={buffer.nbytes})"
-    dtype, label = dtype_text(buffer.storage or buffer.type.dtype), quote(buffer.label)
+    dtype, label = dtype_text(buffer.storage or buffer.type.dtype), quote(buffer.label.removeprefix(gradient_label("")))
     what = f"{buffer.type.shape!r}"
     if buffer.kind == "input":
         what = f"{quote(buffer.entry)}, {label}, {what}{dtype}"

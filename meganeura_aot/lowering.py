@@ -14,7 +14,7 @@ from .kernel import read_as_f16, render
 from .op import Operand
 from .ops.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
 from .ops.pointwise import dispatch_copy
-from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output
+from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output, TrainingPlan
 from .target import Target
 
 EMPTY = 16  # bytes of a buffer that holds nothing: a kernel may bind it as an array of vec4
@@ -54,9 +54,21 @@ def wgsl_literal(op: Constant) -> str | None:
 class EntryLowering:
     """Lowers one graph; `dispatch` and `scratch` are what operators call."""
 
-    def __init__(self, entry: str, graph: GraphIR, target: Target, several: bool, shared: frozenset[str]) -> None:
-        """shared: names of the parameters and states of all entries, which no other buffer may take."""
-        self.entry, self.graph, self.target, self.several, self.shared = entry, graph, target, several, shared
+    def __init__(
+        self,
+        entry: str,
+        graph: GraphIR,
+        target: Target,
+        several: bool,
+        shared: frozenset[str],
+        trained: frozenset[str],
+    ) -> None:
+        """shared: names of the leaves that all entries have in common, which no other buffer may take.
+
+        trained: labels of the parameters that an entry updates.
+        """
+        self.entry, self.graph, self.target, self.several = entry, graph, target, several
+        self.shared, self.trained = shared, trained
         self.buffers: dict[str, BufferRef] = {}
         self.dispatches: list[Dispatch] = []
         self.storage: dict[Value, str] = {}
@@ -202,7 +214,7 @@ class EntryLowering:
         if isinstance(node.op, Leaf):
             more: dict[str, Any] = {}
             if isinstance(node.op, Parameter):
-                more = {"init": node.op.init, "storage": node.op.storage, "trainable": node.op.trainable}
+                more = {"init": node.op.init, "storage": node.op.storage, "trained": node.op.label in self.trained}
             elif isinstance(node.op, State):
                 more = {"storage": node.op.storage}
             elif value in self.limits:
@@ -285,14 +297,15 @@ def describe(node: Node, types: list[TensorType]) -> str:
     return f"{node.op.name}({', '.join(map(str, types))}) -> {', '.join(map(str, node.types))}"
 
 
-def lower(graphs: Mapping[str, GraphIR], target: Target) -> ExecutionPlan:
+def lower(graphs: Mapping[str, GraphIR], target: Target, training: TrainingPlan | None = None) -> ExecutionPlan:
     """The plan of a whole program; parameters and states are shared by name. Raises LoweringError, GraphError."""
+    trained = frozenset(name for graph in graphs.values() for name, _ in graph.gradients)
     buffers: dict[str, BufferRef] = {}
     entries = []
     nodes = [node for graph in graphs.values() for node in graph.nodes]
-    shared = frozenset(node.op.label for node in nodes if isinstance(node.op, Parameter | State))
+    shared = frozenset(node.op.label for node in nodes if isinstance(node.op, Leaf) and not isinstance(node.op, Input))
     for name, graph in graphs.items():
-        lowering = EntryLowering(name, graph, target, len(graphs) > 1, shared)
+        lowering = EntryLowering(name, graph, target, len(graphs) > 1, shared, trained)
         entries.append(lowering.run())
         for buffer in lowering.buffers.values():
             known = buffers.setdefault(buffer.name, buffer)
@@ -302,4 +315,4 @@ def lower(graphs: Mapping[str, GraphIR], target: Target) -> ExecutionPlan:
                     f"earlier entry, got {buffer.kind} {buffer.type}"
                 )
     order = sorted(buffers.values(), key=lambda buffer: KINDS.index(buffer.kind))
-    return ExecutionPlan({buffer.name: buffer for buffer in order}, tuple(entries), target).verify()
+    return ExecutionPlan({buffer.name: buffer for buffer in order}, tuple(entries), target, training).verify()

@@ -20,11 +20,14 @@ class UsageError(MeganeuraError):
     """The command line asks for something that does not exist."""
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value`: the value as a Python literal where it is one, else as text. Raises UsageError."""
+def parse_setting(text: str, option: str, dotted: bool = False) -> tuple[str, Any]:
+    """`key=value`: the value as a Python literal where it is one, else as text. Raises UsageError.
+
+    dotted: what follows the key's first dot may be any text.
+    """
     key, separator, value = text.partition("=")
-    if not separator or not key.isidentifier():
-        raise UsageError(f"--set {text}: expected key=value")
+    if not separator or not (key.partition(".")[0] if dotted else key).isidentifier():
+        raise UsageError(f"{option} {text}: expected key=value")
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

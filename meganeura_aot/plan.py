@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .errors import PlanError
 from .graph import Advance, TensorType
@@ -11,6 +12,7 @@ from .kernel import Kernel
 from .ops.leaf import Init
 from .target import RAISABLE, Target
 
+ACCUMULATE, APPLY = "accumulate", "apply"  # the entries that training adds: forward and backward, and the update
 KINDS = ("parameter", "moment", "gradient", "state", "constant", "input", "output", "scratch")
 
 
@@ -18,7 +20,7 @@ KINDS = ("parameter", "moment", "gradient", "state", "constant", "input", "outpu
 class BufferRef:
     """A whole GPU buffer. `label` is the user's name of a leaf or output, else the name of the value it holds.
 
-    storage: "f16" where f32 numbers are kept as halves. trainable: of a parameter, whether it may be written.
+    storage: "f16" where f32 numbers are kept as halves. trained: of a parameter, whether it is updated.
     below: of an input of indices, the limit of each, or None.
     """
 
@@ -31,7 +33,7 @@ class BufferRef:
     init: Init = None
     data: bytes = field(default=b"", repr=False)
     storage: str = ""
-    trainable: bool = False
+    trained: bool = False
     below: int | None = None
 
 
@@ -79,12 +81,28 @@ class EntryPlan:
 
 
 @dataclass(frozen=True)
+class TrainingPlan:
+    """What the runner must know to train: the optimizer, its numbers, and how many parameters of all are updated.
+
+    groups: of each input of numbers of the entry `apply`, the prefixes of names whose multipliers of learning rate and
+    weight decay are in it, "" for none.
+    """
+
+    kind: str
+    numbers: Mapping[str, Any]
+    groups: Mapping[str, tuple[str, str]]
+    trained: int
+    parameters: int
+
+
+@dataclass(frozen=True)
 class ExecutionPlan:
     """A whole program."""
 
     buffers: Mapping[str, BufferRef]
     entries: tuple[EntryPlan, ...]
     target: Target
+    training: TrainingPlan | None = None
 
     def dispatches(self) -> Iterator[Dispatch]:
         for entry in self.entries:
@@ -132,7 +150,7 @@ class ExecutionPlan:
             if buffer not in written:
                 raise PlanError(f"{name}: reads {buffer} before anything writes it")
         for ref in map(self.buffers.__getitem__, writes):
-            if ref.kind in ("constant", "input") or (ref.kind == "parameter" and not ref.trainable):
+            if ref.kind in ("constant", "input") or (ref.kind == "parameter" and not ref.trained):
                 raise PlanError(f"{name}: writes {ref.name}, a {ref.kind} that stays as it is")
 
     def text(self) -> str:

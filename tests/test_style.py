@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"autodiff", "reference", "passes"},
     {"kernel"},
     {"plan"},
-    {"lowering"},
+    {"lowering", "training"},
     {"memory"},
     {"names"},
     {"inline"},

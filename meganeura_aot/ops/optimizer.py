@@ -70,12 +70,16 @@ class Update(Op, register=False):
             bind={**read, **written, "numbers": numbers},
             const={"COUNT": param.size // lanes},
             groups=math.ceil(param.size / lanes / GROUP),
-            label="_".join([self.name, *self.moments[:1], *(["scaled"] if self.scaled else [])]),
+            label=self.name + "_scaled" * self.scaled,
         )
 
     def variant(self) -> dict[str, Any]:
         """Template variables that say which update it is."""
         raise NotImplementedError
+
+    def describe(self, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str:
+        kept = f", {' and '.join(self.moments)} kept" if self.moments else ""
+        return f"{self.name} of {inputs[0]}{kept}"
 
 
 @dataclass(frozen=True)
