@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import GraphError
 from ..graph import TensorType
@@ -26,6 +26,9 @@ class Assign(Op):
 
     def reference(self, state: Array, value: Array) -> Array:
         return value
+
+    def gradient(self, g: Any, dy: Any, y: Any, state: Any, value: Any) -> tuple[Any, ...]:
+        return (None, dy)
 
     def lower(self, k: Lowering, state: Operand, value: Operand, *, out: Operand) -> None:
         dispatch_copy(k, value, out)
