@@ -50,7 +50,9 @@ class CanaryRunner(ModelRunner):
         # other numbers, or other NaNs, behind every buffer, so that a copy from one tail to another shows
         bits = np.full(self.length, self.fill, np.float32).view(np.uint32) + np.uint32(len(tails) * TAIL)
         tails[buffer] = (bits + np.arange(self.length, dtype=np.uint32)).view(np.float32)
-        content = np.concatenate([np.full(words, 0 if buffer.kind == "state" else np.nan, np.float32), tails[buffer]])
+        content = np.concatenate(
+            [np.full(words, 0 if buffer.kind in ("state", "moment") else np.nan, np.float32), tails[buffer]]
+        )
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.UNIFORM
         usage |= wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         gpu = self.device.create_buffer(label=buffer.name, size=content.nbytes, usage=usage)
@@ -82,9 +84,11 @@ def load(program: Program, *, fill: float = 1e30, checked: bool = False) -> Any:
     OPERATORS_RUN.update(node.op.name for graph in program.sources.values() for node in graph.nodes)
     names = choose_names(program.plan)
     settings = {"fill": fill, "length": 0 if checked else TAIL}  # without tails the sizes are those of a real runner
+    base = "TrainingRunner" if program.plan.training else "ModelRunner"
+    bases = (CanaryRunner, getattr(runtime_stub, base))
     text = emit_model(program.plan, Header("test", "test", "0"), names)
     namespace: dict[str, Any] = {
-        "ModelRunner": type("Canary", (CanaryRunner,), settings),
+        base: type("Canary", bases, settings),
         "unpack": runtime_stub.unpack,
         **{name: wgsl for wgsl, name in names.shaders.items()},
         **declared_constants(program.plan),

@@ -1,0 +1,73 @@
+"""Training as PyTorch does it: the same losses, step by step, from the same weights and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meganeura_aot import Training, compile_graph
+from tests import harness
+from tests.whole_models import MODELS, Model
+
+pytestmark = pytest.mark.parity
+
+Array = np.ndarray[Any, Any]
+STEPS, BATCHES = 50, 4
+
+OPTIMIZERS: dict[str, tuple[Training, Callable[[Any, Any], Any]]] = {
+    "sgd": (
+        Training("sgd", lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
+        lambda t, p: t.optim.SGD(p, 0.05, 0.9, weight_decay=1e-3, nesterov=True),
+    ),
+    "adam": (
+        Training("adam", lr=3e-3, betas=(0.8, 0.99), weight_decay=1e-3),
+        lambda t, p: t.optim.Adam(p, 3e-3, (0.8, 0.99), weight_decay=1e-3),
+    ),
+    "adamw": (
+        Training("adamw", lr=3e-3, weight_decay=0.1, clip_norm=1.0),
+        lambda t, p: t.optim.AdamW(p, 3e-3, weight_decay=0.1),
+    ),
+}
+
+
+def torch_batch(torch: Any, batch: dict[str, Array]) -> dict[str, Any]:
+    return {k: torch.from_numpy(a.astype(np.int64 if a.dtype.kind == "u" else np.float64)) for k, a in batch.items()}
+
+
+def torch_losses(torch: Any, model: Model, optimizer: str) -> tuple[list[float], dict[str, Array]]:
+    """In double precision; the losses, then the states and parameters after the last step."""
+    training, make = OPTIMIZERS[optimizer]
+    p = {name: torch.nn.Parameter(torch.from_numpy(a).double()) for name, a in model.weights().items()}
+    states = {n: torch.full(s, float(n.endswith("var"))).double() for n, s in model.states.items()}
+    update = make(torch, list(p.values()))
+    losses = []
+    for step in range(STEPS):
+        update.zero_grad()
+        loss = model.theirs(torch, p | states, torch_batch(torch, model.batch(step % BATCHES)))
+        loss.backward()
+        if "clip_norm" in training.numbers:
+            torch.nn.utils.clip_grad_norm_(list(p.values()), training.numbers["clip_norm"])
+        update.step()
+        losses.append(loss.item())
+    return losses, {name: tensor.detach().numpy() for name, tensor in (p | states).items()}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_curve(name: str, optimizer: str) -> None:
+    torch = pytest.importorskip("torch")
+    model = MODELS[name]
+    expected, after = torch_losses(torch, model, optimizer)
+    with harness.load(compile_graph(model.build(), name=name, train=OPTIMIZERS[optimizer][0])) as runner:
+        runner.load_weights(model.weights())
+        for state, shape in model.states.items():
+            runner.set_state(state, np.full(shape, float(state.endswith("var"))))
+        got = [runner.train_step(**model.batch(step % BATCHES)) for step in range(STEPS)]
+        runner.assert_tails()
+        np.testing.assert_allclose(got, expected, rtol=1e-3)
+        assert expected[-1] < 0.9 * expected[0]
+        for state in model.states:
+            np.testing.assert_allclose(runner.get_state(state), after[state], rtol=1e-3, atol=1e-3)
