@@ -358,7 +358,9 @@ class ModelRunner:
         return self._download(self._named("state")[name])
 
     def _download(self, buffer: Buffer) -> Any:
-        return buffer.array(self.device.queue.read_buffer(buffer.gpu, 0, buffer.nbytes) if math.prod(buffer.shape) else b"")
+        return buffer.array(
+            self.device.queue.read_buffer(buffer.gpu, 0, buffer.nbytes) if math.prod(buffer.shape) else b""
+        )
 
     @guarded
     def set_state(self, name: str, value: Any) -> None:
