@@ -62,8 +62,8 @@ class Progress:
     """On stderr: one line again and again on a terminal, a line each time elsewhere."""
 
     def __init__(self, every: int, epochs: int, steps: int | None) -> None:
-        self.every, self.epochs, self.steps = every, epochs, steps
-        self.terminal = bool(every and sys.stderr and sys.stderr.isatty())
+        self.every, self.epochs, self.steps = every if sys.stderr else 0, epochs, steps
+        self.terminal = bool(self.every) and sys.stderr.isatty()
         self.start, self.count, self.open = time.perf_counter(), 0, False
 
     def step(self, epoch: int, number: int, loss: float) -> None:
@@ -127,6 +127,8 @@ def fit_model(
         for number in range(1, epochs + 1):
             start, losses = time.perf_counter(), list[float]()
             for batch in data:
+                if not isinstance(batch, Mapping):
+                    raise ValueError(f"data of fit: expected mappings of inputs, got {type(batch).__name__}")
                 loss = runner.train_step(lr(runner.step) if callable(lr) else lr, **batch)
                 losses.append(loss)
                 progress.step(number, len(losses), loss)

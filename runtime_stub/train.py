@@ -369,5 +369,6 @@ class TrainingRunner(ModelRunner):
         if not re.fullmatch("[0-9]{1,18}", step):
             raise ValueError(f"step: expected a number, got {step[:99]!r}")
         if not isinstance(numbers, dict) or numbers.keys() != self._optimizer.keys():
-            raise ValueError(f"optimizer numbers: expected {', '.join(self._optimizer)}, got {', '.join(numbers)}")
+            got = ", ".join(numbers) if isinstance(numbers, dict) else repr(numbers)
+            raise ValueError(f"optimizer numbers: expected {', '.join(self._optimizer)}, got {got[:200]}")
         return int(step), self._optimizer.check(numbers)
