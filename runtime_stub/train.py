@@ -124,8 +124,9 @@ class TrainingRunner(ModelRunner):
         return [b for b in self._declared if b.kind == kind and 0 not in b.shape]
 
     def _make(self, kind: str, like: Buffer) -> Buffer:
-        made = self._add(kind, f"{kind} of {like.name}", like.shape, like.dtype, nbytes=like.nbytes)
+        made = Buffer(kind, f"{kind} of {like.name}", like.shape, like.dtype, like.nbytes)
         made.gpu = self.allocate(made)
+        self._declared.append(made)  # close() frees it
         return made
 
     def _each(self, code: str, like: Buffer, *buffers: Buffer) -> tuple[Any, ...]:
