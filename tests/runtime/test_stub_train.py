@@ -347,7 +347,7 @@ def test_moments_start_at_zero_and_survive_reset(gpu: Any) -> None:
     class Dirty(Adam):
         def allocate(self, buffer: Any) -> Any:
             made = super().allocate(buffer)
-            self.device.queue.write_buffer(made, 0, b"\x07" * made.size)
+            self.device.queue.write_buffer(made, 0, b"\x3f" * made.size)  # 0.747 as f32
             return made
 
     dirty, clean, reset = start(Dirty, gpu, on_nan="raise"), start(Adam, gpu), start(Stateful, gpu)

@@ -21,7 +21,12 @@ def with_number(value: float, name: str = "x", place: tuple[int, int] = (3, 2)) 
 
 # What makes a step not finite, what the error says before the dispatch, and what it says of it.
 CASES = {
-    "a NaN input": (with_number(np.nan), "got loss nan; not finite before it: input 'x'; ", "track_0|error_0"),
+    "a NaN input": (with_number(np.nan), "got loss nan; not finite before it: input 'x'; ", "error_0"),
+    "a NaN for the state": (
+        with_number(np.nan, place=(0, 1)),
+        "got loss nan; not finite before it: input 'x'; ",
+        "track_0",
+    ),
     "an infinite input": (with_number(-np.inf, "t"), "got loss inf; not finite before it: input 't'; ", "error_0"),
     "a loss that overflows": (with_number(1e30, "t"), "got loss inf; ", "loss_0"),
     "a gradient that overflows": ({"x": LARGE, "t": np.zeros((4, 3))}, "got loss ", "grad_w_0"),
