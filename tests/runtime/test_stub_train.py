@@ -126,9 +126,13 @@ def test_sums_of_large_gradients(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert runner.gradients()["g"].tobytes() == (2 * array[:-3]).tobytes()
     tail = np.frombuffer(gpu.queue.read_buffer(runner.b_g.gpu, 300_001 * 4), np.float32)
     assert tail.tobytes() == array[-3:].tobytes(), "what lies behind the last element is not touched"
-    gpu.queue.write_buffer(runner.b_g.gpu, 300_000 * 4, np.array([np.inf], "f4"))
-    with pytest.raises(RuntimeError, match="not finite"):
-        runner.accumulate()
+    for value in (np.inf, -np.inf, np.nan, -1.7e38):
+        gpu.queue.write_buffer(runner.b_g.gpu, 300_000 * 4, np.array([value], "f4"))
+        if np.isfinite(value):
+            runner.accumulate()
+            continue
+        with pytest.raises(RuntimeError, match="not finite"):
+            runner.accumulate()
 
 
 @pytest.mark.parametrize("count", [1, 1024, 1025, 65535 * 1024, 65535 * 1024 + 1, 2**30])
