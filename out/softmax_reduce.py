@@ -194,13 +194,28 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
         return array.astype(dtype, order="C", copy=False)
 
 
+def match_tensors(given: Mapping[str, Any], buffers: Names, strict: bool = True) -> dict[Buffer, Any]:
+    """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown."""
+    arrays, problems = {}, [f"{name}: not a tensor of this model" for name in given if strict and name not in buffers]
+    for name, b in buffers.items():
+        try:
+            arrays[b] = to_tensor(given[name], b, mixed=False)
+        except KeyError:
+            problems.append(f"{name}: missing, expected {b}")
+        except (TypeError, ValueError) as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise WeightError("\n  ".join(["the weights do not fit the model:", *problems]))
+    return arrays
+
+
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a name appears twice in the header")
     return dict(pairs)
 
 
-def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict[str, Any]:
     """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError."""
     arrays, name = {}, "the header"
     try:
@@ -209,7 +224,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         if end > min(data.size, 100_000_000) or data[8:9].tobytes() != b"{":
             raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {data[8:9].tobytes()!r}")
         header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
-        header.pop("__metadata__", {}).items()
+        ({} if metadata is None else metadata).update(header.pop("__metadata__", {}).items())
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
@@ -246,11 +261,12 @@ def guarded(method: Method) -> Method:
 
 
 class Pipeline(NamedTuple):
-    """A compute pipeline, the layout of its bind group, and (binding, type) of each binding there."""
+    """A compute pipeline, the layout of its bind group, (binding, type) of each binding there, and its text."""
 
     gpu: Any
     layout: Any
     bindings: tuple[tuple[int, str], ...]
+    code: str = ""
 
 
 class BindGroup:
@@ -348,8 +364,7 @@ class ModelRunner:
             getattr(self, f"encode_{entry.name}")(entry)
             sizes = [b.nbytes for b in entry.results.values()]
             size = max(size, min(sum(sizes), STAGING), *sizes)
-        usage = self.wgpu.BufferUsage.MAP_READ | self.wgpu.BufferUsage.COPY_DST
-        self._make_staging = functools.partial(self.device.create_buffer, size=size, usage=usage)
+        self._make_staging = functools.partial(self.device.create_buffer, size=size, usage="MAP_READ | COPY_DST")
         self._staging = self._make_staging()
 
     def declare(self) -> "ModelRunner":
@@ -418,9 +433,8 @@ class ModelRunner:
         return found.pop().gpu
 
     def allocate(self, buffer: Buffer) -> Any:
-        usage = self.wgpu.BufferUsage
-        flags = usage.STORAGE | usage.UNIFORM | usage.COPY_SRC | usage.COPY_DST
-        return self.device.create_buffer(label=buffer.name, size=max(4, buffer.nbytes), usage=flags)
+        usage = "STORAGE | UNIFORM | COPY_SRC | COPY_DST"
+        return self.device.create_buffer(label=buffer.name, size=max(4, buffer.nbytes), usage=usage)
 
     def create_module(self, code: str) -> Any:
         """TRUSTED unless checked: no bounds checks and no loop guards make kernels up to 2.3 times as fast."""
@@ -445,7 +459,7 @@ class ModelRunner:
         layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
         compute = {"module": self._module(code), "constants": constants}
         pipeline = self.device.create_compute_pipeline(layout=layout, compute=compute)
-        return Pipeline(pipeline, self._layout(bindings), bindings)
+        return Pipeline(pipeline, self._layout(bindings), bindings, code)
 
     def _create_layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
         """Explicit, one for each signature, so that bind groups can be shared."""
@@ -462,31 +476,37 @@ class ModelRunner:
         wanted = {target.results[name] for name in (target.results if outputs is None else outputs)}
         results = [result for result in target.results.values() if result in wanted]
         arrays, foreign, positions = self._prepare(target, inputs)
+        record = functools.partial(self._record, entry, getattr(self, f"encode_{entry}"), foreign)
+        return self._perform(arrays, foreign, record, results, functools.partial(self._positions.update, positions))
+
+    def _record(self, label: str, encode: Any, foreign: Any, commands: Any, stamps: Any = None) -> None:
+        compute_pass = commands.begin_compute_pass(label=label, timestamp_writes=stamps)
+        encode(Encoder(compute_pass, foreign))
+        compute_pass.end()
+
+    def _perform(self, arrays: Any, foreign: Any, record: Any, results: list[Buffer], done: Any) -> dict[str, Any]:
+        """Upload, record, submit once, call `done` right behind that, and read the results back."""
         for buffer, array in arrays.items():
             self.upload(buffer, array)
         if self._staging.map_state != "unmapped":  # a read-back was interrupted, and wgpu would abort the process
             self._staging = self._make_staging()
-        commands, outcome = self.device.create_command_encoder(label=entry), dict[str, Any]()
-        compute_pass = commands.begin_compute_pass(label=entry)
-        getattr(self, f"encode_{entry}")(Encoder(compute_pass, foreign))
-        compute_pass.end()
-        while True:
-            size, part, data = 0, list[Buffer](), memoryview(b"")
+        outcome = dict[str, Any]()
+        while record or results:
+            commands, size, part, data = self.device.create_command_encoder(), 0, list[Buffer](), memoryview(b"")
+            record = record and record(commands)
             while results and size + results[0].nbytes <= self._staging.size:
                 part.append(b := results.pop(0))
                 commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
                 size += b.nbytes
             self.device.queue.submit([commands.finish()])
-            self._positions |= positions
+            done()
             if size:
                 self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
                 data = self._staging.read_mapped(0, size)
                 self._staging.unmap()
             for b in part:
                 outcome[b.name], data = b.array(data), data[b.nbytes :]
-            if not results:
-                return outcome
-            commands = self.device.create_command_encoder(label=entry)
+        return outcome
 
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
@@ -544,18 +564,7 @@ class ModelRunner:
     def load_weights(self, source: Any, strict: bool = True) -> None:
         """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing."""
         given = source if isinstance(source, Mapping) else read_safetensors(source)
-        buffers, arrays = self._named("parameter"), {}
-        problems = [f"{name}: not a parameter of this model" for name in given if strict and name not in buffers]
-        for name, b in buffers.items():
-            try:
-                arrays[b] = to_tensor(given[name], b, mixed=False)
-            except KeyError:
-                problems.append(f"{name}: missing, expected {b}")
-            except (TypeError, ValueError) as error:
-                problems.append(f"{name}: {error}")
-        if problems:
-            raise WeightError("\n  ".join(["the weights do not fit the model:", *problems]))
-        for b, array in arrays.items():
+        for b, array in match_tensors(given, self._named("parameter"), strict).items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
         self._missing = []
@@ -575,8 +584,12 @@ class ModelRunner:
 
     @guarded
     def get_state(self, name: str) -> Any:
-        b = self._named("state")[name]
-        return b.array(self.device.queue.read_buffer(b.gpu, 0, b.nbytes) if math.prod(b.shape) else b"")
+        return self._download(self._named("state")[name])
+
+    def _download(self, buffer: Buffer) -> Any:
+        return buffer.array(
+            self.device.queue.read_buffer(buffer.gpu, 0, buffer.nbytes) if math.prod(buffer.shape) else b""
+        )
 
     @guarded
     def set_state(self, name: str, value: Any) -> None:
@@ -638,9 +651,7 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
             for i, (_, encode) in enumerate(passes):
                 ends = {"beginning_of_pass_write_index": 2 * i, "end_of_pass_write_index": 2 * i + 1}
                 stamps = {"query_set": queries, **ends} if stamped else None
-                compute_pass = commands.begin_compute_pass(timestamp_writes=stamps)
-                encode(Encoder(compute_pass, {}))
-                compute_pass.end()
+                runner._record(entry, encode, {}, commands, stamps)
             if stamped:
                 commands.resolve_query_set(queries, 0, 2 * len(passes), ticks, number % kept * slot)
             device.queue.submit([commands.finish()])

@@ -2,6 +2,8 @@
 
 from .cli import main
 from .core import ModelRunner
+from .fit import DataLoader
+from .train import TrainingRunner
 from .weights import WeightError, unpack
 
-__all__ = ["ModelRunner", "WeightError", "main", "unpack"]
+__all__ = ["DataLoader", "ModelRunner", "TrainingRunner", "WeightError", "main", "unpack"]

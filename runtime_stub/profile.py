@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .core import BindGroup, Encoder, ModelRunner
+from .core import BindGroup, ModelRunner
 
 
 def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: int, each: bool) -> None:
@@ -37,9 +37,7 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
             for i, (_, encode) in enumerate(passes):
                 ends = {"beginning_of_pass_write_index": 2 * i, "end_of_pass_write_index": 2 * i + 1}
                 stamps = {"query_set": queries, **ends} if stamped else None
-                compute_pass = commands.begin_compute_pass(timestamp_writes=stamps)
-                encode(Encoder(compute_pass, {}))
-                compute_pass.end()
+                runner._record(entry, encode, {}, commands, stamps)
             if stamped:
                 commands.resolve_query_set(queries, 0, 2 * len(passes), ticks, number % kept * slot)
             device.queue.submit([commands.finish()])

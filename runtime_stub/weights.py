@@ -5,6 +5,7 @@ import json
 import math
 import os
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,28 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
         return array.astype(dtype, order="C", copy=False)
 
 
+def match_tensors(given: Mapping[str, Any], buffers: Names, strict: bool = True) -> dict[Buffer, Any]:
+    """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown."""
+    arrays, problems = {}, [f"{name}: not a tensor of this model" for name in given if strict and name not in buffers]
+    for name, b in buffers.items():
+        try:
+            arrays[b] = to_tensor(given[name], b, mixed=False)
+        except KeyError:
+            problems.append(f"{name}: missing, expected {b}")
+        except (TypeError, ValueError) as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise WeightError("\n  ".join(["the weights do not fit the model:", *problems]))
+    return arrays
+
+
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a name appears twice in the header")
     return dict(pairs)
 
 
-def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict[str, Any]:
     """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError."""
     arrays, name = {}, "the header"
     try:
@@ -86,7 +102,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         if end > min(data.size, 100_000_000) or data[8:9].tobytes() != b"{":
             raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {data[8:9].tobytes()!r}")
         header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
-        header.pop("__metadata__", {}).items()
+        ({} if metadata is None else metadata).update(header.pop("__metadata__", {}).items())
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:

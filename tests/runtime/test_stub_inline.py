@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = ("weights", "core", "cli", "doctor", "profile")
-TREES = {name: ast.parse((ROOT / "runtime_stub" / f"{name}.py").read_text()) for name in FILES}
+TRAINING = ("optimizer", "fit", "train")
+TREES = {name: ast.parse((ROOT / "runtime_stub" / f"{name}.py").read_text()) for name in (*FILES, *TRAINING)}
 
 
 def merged(order: tuple[str, ...]) -> str:
@@ -22,10 +23,14 @@ def merged(order: tuple[str, ...]) -> str:
                 imports += [ast.unparse(node)] if getattr(node, "level", 0) == 0 else []
             else:
                 rest.append(ast.unparse(node))
-    scale = (ROOT / "tests/runtime/runners.py").read_text()
-    shader = scale[scale.index("SCALE = ") : scale.index("ADD = ")]
-    model = scale[scale.index("class Scale") : scale.index("class Kinds")]
-    return "\n".join([*dict.fromkeys(imports), *rest, shader, model, "if __name__ == '__main__':\n    main(Scale)"])
+    if "train" in order:
+        text = (ROOT / "tests/runtime/trainers.py").read_text()
+        model, name = text[text.index("HEAD = ") : text.index("class Oracle")], "Stateful"
+    else:
+        text = (ROOT / "tests/runtime/runners.py").read_text()
+        model = text[text.index("SCALE = ") : text.index("ADD = ")] + text[text.index("class Scale") :]
+        model, name = model[: model.index("class Kinds")], "Scale"
+    return "\n".join([*dict.fromkeys(imports), *rest, model, f"if __name__ == '__main__':\n    main({name})"])
 
 
 def names(node: ast.stmt) -> list[str]:
@@ -77,3 +82,51 @@ def test_a_merged_runner_runs_alone(tmp_path: Path, order: tuple[str, ...]) -> N
     assert (done.returncode, done.stderr) == (0, "") and "input x f32[2, 3]" in done.stdout
     done = subprocess.run([*command, "--bench", "2"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "") and "wall" in done.stdout
+
+
+def test_inference_runners_know_nothing_of_training() -> None:
+    for name in FILES:
+        found = [node.module for node in TREES[name].body if isinstance(node, ast.ImportFrom) and node.level]
+        assert not {*found} & {*TRAINING}
+
+
+SCRIPT = """
+import numpy as np
+from runner import DataLoader, Stateful
+x = np.random.default_rng(0).standard_normal((9, 3)).astype("f4")
+runner = Stateful(on_nan="raise")
+runner.init_weights(1)
+history = runner.fit(DataLoader({"x": x, "t": x * [1, 2, 3] + 0.5}, 4), epochs=30, lr=lambda step: 0.2, log_every=0)
+assert history[-1].loss < history[0].loss / 2 and runner.step == 60
+runner.save_checkpoint("c.safetensors")
+again = Stateful()
+again.load_checkpoint("c.safetensors")
+assert again.weights()["w"].tobytes() == runner.weights()["w"].tobytes()
+"""
+
+
+def test_a_merged_runner_trains_alone(tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text(merged(("weights", "doctor", "core", "profile", "cli", *TRAINING)))
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert run("script.py") == ""
+    listed = run("-I", "runner.py", "--list")
+    assert "parameter head.b f32[3]" in listed and "accumulate: input x f32[4, 3]" in listed and "moment" not in listed
+    assert "wall" in run("-I", "runner.py", "--bench", "2"), "the forward entry needs no name"
+    assert "grad_w_0" in run("-I", "runner.py", "--entry", "accumulate", "--profile")
+
+
+def test_the_compiler_inlines_them() -> None:
+    from meganeura_aot.inline import INFERENCE, inline
+
+    whole = inline((*INFERENCE, *TRAINING))
+    assert {"TrainingRunner", "DataLoader", "sgd_numbers", "adam_numbers"} <= whole.names
+    body = ast.parse(whole.imports + whole.body)
+    assert not [node for node in ast.walk(body) if isinstance(node, ast.ImportFrom) and node.level]
+    assert not {"TrainingRunner", "DataLoader"} & inline().names
