@@ -8,6 +8,7 @@ from . import (
     layout,
     leaf,
     loss,
+    loss_grad,
     matmul,
     norm,
     optimizer,
@@ -17,6 +18,7 @@ from . import (
     reduce,
     resample,
     rope,
+    softmax_grad,
     sort,
     state,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "layout",
     "leaf",
     "loss",
+    "loss_grad",
     "matmul",
     "norm",
     "optimizer",
@@ -38,6 +41,7 @@ __all__ = [
     "reduce",
     "resample",
     "rope",
+    "softmax_grad",
     "sort",
     "state",
 ]
