@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
@@ -74,8 +76,9 @@ class RandomDropout(DropoutOp):
 
     def reference(self, x: Array, state: Array) -> Array:
         uniform = (random_words(state, -(-x.size // 4), self.first) >> 8).reshape(-1)[: x.size] / STEPS
-        kept: Array = (uniform >= self.p).reshape(x.shape)
-        return x * (kept / (1 - self.p))
+        factor = (uniform >= self.p).reshape(x.shape) / (1 - self.p)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(x * factor)
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any, state: Any) -> tuple[Any, ...]:
         return (g.apply(self, dy, state), None)

@@ -36,13 +36,13 @@ class CrossEntropyGrad(Op):
         return logits
 
     def reference(self, dy: Array, logits: Array, labels: Array) -> Array:
-        return self._difference(dy, logits, labels, np.subtract)
+        return self._combined(dy, logits, labels, np.subtract)
 
     def magnitude(self, dy: Array, logits: Array, labels: Array) -> Array:
         """The absolute values of what is subtracted: what rounding is relative to."""
-        return self._difference(np.abs(dy), logits, labels, lambda a, b: np.abs(a) + np.abs(b))
+        return self._combined(np.abs(dy), logits, np.abs(labels), np.add)
 
-    def _difference(self, dy: Array, logits: Array, labels: Array, minus: Callable[[Array, Array], Array]) -> Array:
+    def _combined(self, dy: Array, logits: Array, labels: Array, combine: Callable[[Array, Array], Array]) -> Array:
         s, classes = self.label_smoothing, logits.shape[-1]
         dense = labels.dtype.kind == "f"
         hits = labels if dense else labels[..., None] == np.arange(classes)
@@ -51,10 +51,10 @@ class CrossEntropyGrad(Op):
             e = np.exp(logits - np.max(logits, axis=-1, keepdims=True, initial=-3.4e38))
             softmax = e / np.sum(e, axis=-1, keepdims=True)
             if dense:
-                total = np.sum(weights if minus is np.subtract else np.abs(weights), axis=-1, keepdims=True)
-                return np.asarray(dy * minus(softmax * total, weights) / max(logits.size // classes, 1))
+                total = np.sum(weights, axis=-1, keepdims=True)
+                return np.asarray(dy * combine(softmax * total, weights) / max(logits.size // classes, 1))
             counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
-            known = np.where((labels < classes)[..., None], minus(softmax, weights), np.nan)
+            known = np.where((labels < classes)[..., None], combine(softmax, weights), np.nan)
             return np.where(counted[..., None], dy * known / np.float64(np.sum(counted)), 0)
 
     def lower(self, k: Lowering, dy: Operand, logits: Operand, labels: Operand, *, out: Operand) -> None:
