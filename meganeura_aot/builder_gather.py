@@ -13,6 +13,7 @@ from .builder_ops import Operators
 from .errors import GraphError
 from .graph import TensorType, Value
 from .op import Op
+from .ops.dropout import Dropout
 from .ops.gather import Embedding, Gather, GatherElements, OneHot, ScatterAdd
 from .ops.random import AdvanceCounter, Random, RandomBits, RandomNormal, RandomUniform
 from .ops.rope import Rope, turns_per_position
@@ -101,6 +102,10 @@ class GatherOperators(Operators):
         if op.blocks():
             self._write(leaf, AdvanceCounter(op.blocks()), [])
         return values
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        """x; in a training step each element is 0 with probability p, else x / (1 - p), anew at every step"""
+        return self.apply(Dropout(float(p)), x) if p else self.lift(x)
 
     # positions
 

@@ -27,12 +27,17 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         return NUMBERS[recipe]
     if recipe.startswith("below "):  # indices
         return rng.integers(0, int(recipe.split()[1]), shape).astype(type_.dtype.numpy)
+    if recipe.startswith("outside "):  # indices that are too large, the first one and a third of the others
+        limit = int(recipe.split()[1])
+        indices = rng.integers(0, limit + limit // 2, shape).astype(type_.dtype.numpy)
+        indices.reshape(-1)[:1] = limit
+        return indices
+    if recipe == "zero":
+        return np.zeros(shape, type_.dtype.numpy)
     if type_.dtype is not DType.F32:
         return draw_integers(type_, rng)
     if recipe == "small":
         values = 10.0 ** rng.uniform(-30, -3, shape) * rng.choice([-1, 1], shape)
-    elif recipe == "zero":
-        values = np.zeros(shape)
     elif recipe == "negative":
         values = rng.uniform(-90, -5, shape)
     elif recipe == "positive":
@@ -43,6 +48,8 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         values = 1e4 + rng.normal(size=shape) * 2
     elif recipe == "probability":  # exactly 0 and 1 among them
         values = np.clip(rng.uniform(-0.2, 1.2, shape), 0, 1)
+    elif recipe == "inner probability":
+        values = rng.uniform(0.05, 0.95, shape)
     elif recipe == "one nan":
         values = rng.normal(size=shape)
         values.reshape(-1)[rng.integers(values.size)] = np.nan

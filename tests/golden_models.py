@@ -23,4 +23,33 @@ def epilogues(g: Graph) -> None:
     g.set_outputs({"shown": shown, "relu": g.relu(shown), "twice": twice * twice})
 
 
-PASS_EXAMPLES = {"prune": unused, "fuse_epilogue": epilogues}
+def identities(g: Graph) -> None:
+    """Removed: dropout, stop_gradient, an expansion and reshapes of nothing. Kept: a reshape."""
+    x = g.input("x", (4, 1))
+    kept = g.reshape(g.dropout(g.stop_gradient(x), 0.5), (2, 2))
+    g.set_outputs({"y": g.relu(kept), "x": g.stop_gradient(x), "same": g.exp(g.expand(x, (4, 1)))})
+
+
+def expansions(g: Graph) -> None:
+    """Fused: what is spread over x, a reshape of one element in between. Not fused: what alone makes the shape."""
+    x, row, one = g.input("x", (4, 8)), g.input("row", (8,)), g.input("one", ())
+    spread = g.reshape(g.expand(one, (2, 16)), (4, 8))
+    first, last = g.expand(row, (4, 8)), g.expand(g.reshape(row, (8, 1)), (8, 4))
+    g.set_outputs({"y": x * first + spread, "alone": g.exp(first), "by": x * g.reshape(last, (4, 8))})
+
+
+def constants(g: Graph) -> None:
+    """Folded: numbers, x * 1. Not folded: what overflows, 1 that makes the shape, x + 0."""
+    x, one = g.input("x", (4,)), g.constant(1.0)
+    third = g.reshape(g.exp(one * 0.5) / 3.0, (1,))
+    infinite = g.exp(g.constant(1000.0)) * 0.0
+    g.set_outputs({"y": x * third * (one * one), "z": x * infinite, "wide": x * g.constant([[1.0]]), "sum": x + 0.0})
+
+
+PASS_EXAMPLES = {
+    "remove_identities": identities,
+    "prune": unused,
+    "fuse_expand": expansions,
+    "fold_constants": constants,
+    "fuse_epilogue": epilogues,
+}

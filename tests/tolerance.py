@@ -101,6 +101,9 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "mean": sum_bound,
     "scatter_add": scatter_bound,
     "cross_entropy_loss": loss_bound,
+    "cross_entropy_grad": loss_bound,
+    "softmax_grad": loss_bound,
+    "log_softmax_grad": loss_bound,
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
+from .loss_grad import BceGrad, BceTargetGrad, CrossEntropyGrad, clipped
 from .pointwise import Array
 from .reduce import Fold, reduce_rows, softmax_statistics
 from .rows import Team, rows_of
@@ -57,7 +58,7 @@ class MseLoss(PairLoss):
     numpy: ClassVar[Callable[..., Any]] = staticmethod(lambda p, t: (p - t) ** 2)
 
     def gradient(self, g: Any, dy: Any, y: Any, pred: Any, target: Any) -> tuple[Any, ...]:
-        slope = (pred - target) * (dy * (2 / pred.type.size))
+        slope = (pred - target) * (dy * (2 / max(pred.type.size, 1)))
         return (slope, -slope)
 
 
@@ -69,12 +70,12 @@ class L1Loss(PairLoss):
     numpy: ClassVar[Callable[..., Any]] = staticmethod(lambda p, t: np.abs(p - t))
 
     def gradient(self, g: Any, dy: Any, y: Any, pred: Any, target: Any) -> tuple[Any, ...]:
-        slope = g.sign(pred - target) * (dy * (1 / pred.type.size))
+        slope = g.sign(pred - target) * (dy * (1 / max(pred.type.size, 1)))
         return (slope, -slope)
 
 
 def _bce(p: Array, t: Array) -> Array:
-    p = np.clip(p, 1e-7, 1 - 1e-7)
+    p = clipped(p)
     return np.asarray(-(t * np.log(p) + (1 - t) * np.log1p(-p)))
 
 
@@ -85,6 +86,10 @@ class BceLoss(PairLoss):
     term: ClassVar[str] = "bce_f32(a, b)"
     numpy: ClassVar[Callable[..., Any]] = staticmethod(_bce)
     draws: ClassVar[tuple[str, str]] = ("probability", "probability")
+
+    def gradient(self, g: Any, dy: Any, y: Any, pred: Any, target: Any) -> tuple[Any, ...]:
+        share = dy * (1 / max(pred.type.size, 1))
+        return (g.apply(BceGrad(), share, pred, target), g.apply(BceTargetGrad(), share, pred))
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,13 @@ class CrossEntropyLoss(Op):
             counted = np.ones(labels.shape) if self.ignore_index is None else labels != self.ignore_index
             rows = np.where(counted, np.where(labels < classes, rows, np.nan), 0)
             return np.asarray(np.sum(rows) / np.float64(np.sum(counted)))
+
+    def gradient(self, g: Any, dy: Any, y: Any, logits: Any, labels: Any) -> tuple[Any, ...]:
+        dlogits = g.apply(CrossEntropyGrad(self.ignore_index, self.label_smoothing), dy, logits, labels)
+        if labels.dtype is DType.U32:
+            return (dlogits, None)
+        rows = max(logits.type.size // logits.shape[-1], 1)
+        return (dlogits, g.log_softmax(logits) * (dy * ((self.label_smoothing - 1) / rows)))
 
     def lower(self, k: Lowering, logits: Operand, labels: Operand, *, out: Operand) -> None:
         classes = logits.shape[-1]
@@ -196,8 +208,8 @@ class CrossEntropyLoss(Op):
             ids((5, 7), "below 7"),
             ids((70, 64), "below 64", ignore=3),
             ids((3, 2, 257), "below 257"),
-            ids((4, 6), "below 9"),  # ids that are no class
-            ids((4, 6), "below 1", ignore=0),  # nothing counts
+            ids((4, 6), "outside 6"),  # ids that are no class
+            ids((4, 6), "zero", ignore=0),  # nothing counts
             ids((1, 1), "below 1"),
             ids((9,), "below 9"),
             ids((5, 33), "below 33", ignore=1, smoothing=0.1),

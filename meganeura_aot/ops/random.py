@@ -37,11 +37,7 @@ class Random(Op, register=False):
 
     def words(self, state: Array) -> Array:
         """u32 [blocks, 4]"""
-        start = int(state[2]) + (int(state[3]) << 32)
-        counter = (start + np.arange(self.blocks(), dtype=object)) % 2**64
-        words = np.zeros((self.blocks(), 4), np.uint32)
-        words[:, 0], words[:, 1] = counter % 2**32, counter >> 32
-        return philox_4x32(words, state[:2])
+        return random_words(state, self.blocks())
 
     def shaped(self, values: Array) -> Array:
         return values.reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
@@ -116,6 +112,15 @@ class AdvanceCounter(Op):
 
     def lower(self, k: Lowering, state: Operand, *, out: Operand) -> None:
         k.dispatch("random", variant={"kind": "advance"}, bind={"state": out}, const={"STEP": self.by}, groups=1)
+
+
+def random_words(state: Array, blocks: int, first: int = 0) -> Array:
+    """The words u32 [blocks, 4] of a state's key and counter, from `first` blocks further on."""
+    start = int(state[2]) + (int(state[3]) << 32) + first
+    counter = (start + np.arange(blocks, dtype=object)) % 2**64
+    words = np.zeros((blocks, 4), np.uint32)
+    words[:, 0], words[:, 1] = counter % 2**32, counter >> 32
+    return philox_4x32(words, state[:2])
 
 
 def philox_4x32(counter: Array, key: Array) -> Array:

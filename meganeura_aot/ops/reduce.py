@@ -14,6 +14,7 @@ from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
 from .pointwise import Array
 from .rows import Row, Team, fours_text, row_over, rows_of
+from .softmax_grad import LogSoftmaxGrad, SoftmaxGrad
 
 LONG = 64  # positions a thread: rows that need more are reduced in two stages, so that they sum accurately
 FILLED = 256  # workgroups: with fewer of them shorter rows are too, so that they fill the device
@@ -183,7 +184,7 @@ def _dispatch(k: Lowering, fold: Fold, inputs: Mapping[str, Operand], out: Opera
             "type": fold.type,
             "out_type": fold.type if fold.finish == "total" else str(out.dtype),
             "inputs": list(zip("ab", inputs, strict=False)),
-            "term": fours_text(fold.term) if fours else fold.term,
+            "term": fours_text(fold.term, fold.type) if fours else fold.term,
             "combined": combine_text(fold),
             "combined_fours": fours_text(combine_text(fold)),
             "sums": fold.combine == "sum",
@@ -264,7 +265,7 @@ class Softmax(SoftmaxOp):
             return np.asarray(e / np.where(total == 0, 1, total))
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-        return (y * (dy - g.sum(dy * y, axes=[self.axis], keepdims=True)),)
+        return (g.apply(SoftmaxGrad(self.axis), dy, y),)
 
 
 @dataclass(frozen=True)
@@ -280,4 +281,4 @@ class LogSoftmax(SoftmaxOp):
             return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=self.axis, keepdims=True)))
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-        return (dy - g.exp(y) * g.sum(dy, axes=[self.axis], keepdims=True),)
+        return (g.apply(LogSoftmaxGrad(self.axis), dy, y),)

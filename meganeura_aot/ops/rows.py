@@ -167,9 +167,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def fours_text(text: str) -> str:
-    """The same WGSL for operands a and b that are vec4: functions of the library are of single numbers."""
-    if "_f32(" not in text:
+def fours_text(text: str, dtype: str = "f32") -> str:
+    """The same WGSL for operands a and b that are vec4: functions of the library, and comparisons, are of numbers."""
+    if "_f32(" not in text and "==" not in text:
         return text
     parts = (re.sub(r"\b([ab])\b", rf"\1.{component}", text) for component in "xyzw")
-    return f"vec4<f32>({', '.join(parts)})"
+    return f"vec4<{dtype}>({', '.join(parts)})"

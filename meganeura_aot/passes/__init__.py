@@ -6,13 +6,17 @@ from collections.abc import Callable
 
 from ..graph import GraphIR
 from ..target import Target
+from .dropout import activate_dropout, advance_dropout
 from .epilogue import fuse_epilogue
+from .fold_constants import fold_constants
+from .fuse_expand import fuse_expand
+from .identities import remove_identities
 from .prune import prune
 
 Pass = Callable[[GraphIR, Target], GraphIR]
 
-CLEANUP: tuple[Pass, ...] = (prune,)  # always run
-PASSES: tuple[Pass, ...] = (fuse_epilogue,)  # what `optimize=True` adds
+CLEANUP: tuple[Pass, ...] = (remove_identities, prune)  # always run, on a graph that is not differentiated any more
+PASSES: tuple[Pass, ...] = (fuse_expand, fold_constants, fuse_epilogue)  # what `optimize=True` adds
 
 
 def run_passes(graph: GraphIR, target: Target, passes: tuple[Pass, ...]) -> GraphIR:
@@ -22,4 +26,16 @@ def run_passes(graph: GraphIR, target: Target, passes: tuple[Pass, ...]) -> Grap
     return graph
 
 
-__all__ = ["CLEANUP", "PASSES", "Pass", "fuse_epilogue", "prune", "run_passes"]
+__all__ = [
+    "CLEANUP",
+    "PASSES",
+    "Pass",
+    "activate_dropout",
+    "advance_dropout",
+    "fold_constants",
+    "fuse_epilogue",
+    "fuse_expand",
+    "prune",
+    "remove_identities",
+    "run_passes",
+]

@@ -28,6 +28,16 @@ class Rebuild:
         for port in range(len(old.types)):
             self.moved[Value(value.node, port)] = Value(len(self.nodes) - 1, port)
 
+    def insert(self, op: Op, inputs: Sequence[Value] = (), location: str = "") -> Value:
+        """Append a node that the old graph does not have, over values of the new one."""
+        types = op.inferred(*(self.nodes[v.node].types[v.port] for v in inputs))
+        self.nodes.append(Node(op, tuple(inputs), types, location))
+        return Value(len(self.nodes) - 1)
+
+    def alias(self, value: Value, source: Value) -> None:
+        """Let old value `source` stand for old value `value`, whose node is dropped."""
+        self.moved[value] = self.moved[source]
+
     def finish(self) -> GraphIR:
         outputs, gradients = (
             tuple((name, self.moved[value]) for name, value in named)
