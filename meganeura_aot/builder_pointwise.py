@@ -257,4 +257,4 @@ class PointwiseOperators:
 
     def swiglu_grad_up(self, dy: Tensor, gate: Tensor) -> Tensor:
         """dy times the slope of swiglu in `up`"""
-        return self.mul(dy, self.silu(gate))
+        return self._pointwise("swiglu_grad_up", dy, gate)
