@@ -114,6 +114,7 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "sum": sum_bound,
     "mean": sum_bound,
     "scatter_add": scatter_bound,
+    "scatter_elements": scatter_bound,
     "cross_entropy_loss": loss_bound,
 }
 

@@ -20,6 +20,7 @@ from . import (
     resample,
     resample_grad,
     rope,
+    scatter,
     sort,
     state,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "resample",
     "resample_grad",
     "rope",
+    "scatter",
     "sort",
     "state",
 ]

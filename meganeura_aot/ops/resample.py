@@ -74,10 +74,14 @@ class Pad(Op):
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         def sample(
-            shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...], mode: str, dtype: str = "f32"
+            shape: tuple[int, ...],
+            before: tuple[int, ...],
+            after: tuple[int, ...],
+            mode: str,
+            dtype: str = "f32",
+            draw: str = "special",
         ) -> Sample:
             types = (TensorType(shape, DType(dtype)), TensorType((), DType(dtype)))
-            draw = "special" if dtype == "f32" else "integer"
             return Sample(cls(before, after, mode), types[: 1 + (mode == "constant")], draw)
 
         return [
@@ -92,6 +96,9 @@ class Pad(Op):
             sample((0, 3), (1, 1), (1, 0), "constant"),
             sample((0, 3), (0, 1), (0, 2), "reflect"),
             sample((), (), (), "constant"),
+            sample((3, 5), (1, -2), (2, 4), "constant", draw="normal"),
+            sample((2, 4, 5), (0, 3, 1), (0, 2, 0), "reflect", draw="normal"),
+            sample((2, 4, 5), (2, 0, 1), (0, 3, 0), "edge", draw="normal"),
         ]
 
 
