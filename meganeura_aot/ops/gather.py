@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import OPS, Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .layout import join_axes, row_major_strides
 from .pointwise import GROUP, Array, elementwise_groups
 from .rows import Row, Walk
@@ -134,7 +134,7 @@ class GatherElements(Op):
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any, ids: Any) -> tuple[Any, ...]:
         """Where ids is smaller than x along other axes, what is behind it gets nothing."""
-        dx = g.apply(OPS["scatter_elements"](self.axis, x.shape[self.axis]), ids, dy)
+        dx = g.apply(make("scatter_elements", self.axis, x.shape[self.axis]), ids, dy)
         return (
             dx if dx.shape == x.shape else g.pad(dx, [(0, n - m) for n, m in zip(x.shape, dx.shape, strict=True)]),
             None,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..graph import DType, TensorType
-from ..op import OPS, Sample
+from ..op import Sample, make
 from .pointwise import Array, Pointwise
 
 F32, I32, U32 = DType.F32, DType.I32, DType.U32
@@ -67,17 +67,17 @@ def _comparison(compare: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_input(name: str) -> Callable[..., Any]:
     """The gradient by the row `name` over dy and the input, with the attributes of the operator."""
-    return lambda g, dy, y, x, **attributes: (g.apply(OPS[name](**attributes), dy, x),)
+    return lambda g, dy, y, x, **attributes: (g.apply(make(name, **attributes), dy, x),)
 
 
 def _of_output(name: str) -> Callable[..., Any]:
     """The gradient by the row `name` over dy and the output."""
-    return lambda g, dy, y, x, **attributes: (g.apply(OPS[name](**attributes), dy, y),)
+    return lambda g, dy, y, x, **attributes: (g.apply(make(name, **attributes), dy, y),)
 
 
 def _d_extremum(name: str) -> Callable[..., Any]:
     """Gradient of maximum and minimum: equal inputs share it."""
-    return lambda g, dy, y, a, b: (g.apply(OPS[name](), dy, a, b), g.apply(OPS[name](), dy, b, a))
+    return lambda g, dy, y, a, b: (g.apply(make(name), dy, a, b), g.apply(make(name), dy, b, a))
 
 
 def row(
@@ -151,7 +151,7 @@ def define_float_functions() -> None:
 
 
 def _d_pow(g: Any, dy: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    return (g.apply(OPS["pow_grad_base"](), dy, a, b), g.apply(OPS["pow_grad_exponent"](), dy, y, a, b))
+    return (g.apply(make("pow_grad_base"), dy, a, b), g.apply(make("pow_grad_exponent"), dy, y, a, b))
 
 
 def define_activations() -> None:
@@ -184,7 +184,7 @@ def define_activations() -> None:
         1,
         "clip_f32({0} * {alpha} + {beta}, 0.0, 1.0)",
         lambda x, alpha, beta: np.minimum(np.maximum(x * np.float32(alpha) + np.float32(beta), 0), 1),
-        lambda g, dy, y, x, alpha, beta: (g.apply(OPS["hard_sigmoid_grad"](alpha), dy, y),),
+        lambda g, dy, y, x, alpha, beta: (g.apply(make("hard_sigmoid_grad", alpha), dy, y),),
         attributes=[(*alpha, 0.2), ("beta", float, 0.5)],
         draws=("normal", "special"),
     )
@@ -208,6 +208,8 @@ def _d_swiglu(g: Any, dy: Any, y: Any, gate: Any, up: Any) -> tuple[Any, ...]:
 
 
 def define_arithmetic() -> None:
+    largest = _by_dtype("maximum_f32({0}, {1})", *["max({0}, {1})"] * 2)
+    smallest = _by_dtype("minimum_f32({0}, {1})", *["min({0}, {1})"] * 2)
     number = {"rule": "number", "draws": ("normal", "small")}
     row("add", 2, "{0} + {1}", np.add, lambda g, dy, y, a, b: (dy, dy), **number)  # type: ignore[arg-type]
     row("sub", 2, "{0} - {1}", np.subtract, lambda g, dy, y, a, b: (dy, -dy), **number)  # type: ignore[arg-type]
@@ -225,7 +227,7 @@ def define_arithmetic() -> None:
     row(
         "maximum",
         2,
-        _by_dtype("maximum_f32({0}, {1})", "max({0}, {1})", "max({0}, {1})"),
+        largest,
         np.maximum,
         _d_extremum("maximum_grad"),
         rule="number",
@@ -233,7 +235,7 @@ def define_arithmetic() -> None:
     row(
         "minimum",
         2,
-        _by_dtype("minimum_f32({0}, {1})", "min({0}, {1})", "min({0}, {1})"),
+        smallest,
         np.minimum,
         _d_extremum("minimum_grad"),
         rule="number",
@@ -247,6 +249,8 @@ def define_arithmetic() -> None:
         rule="number",
         draws=("normal",),
     )
+    row("clip_low", 2, largest, np.maximum, _d_clip_low, rule="number", draws=("normal",))
+    row("clip_high", 2, smallest, np.minimum, _d_clip_high, rule="number", draws=("normal",))
     row(
         "where",
         3,
@@ -267,7 +271,15 @@ def _d_clip(g: Any, dy: Any, y: Any, x: Any, low: Any, high: Any) -> tuple[Any, 
     """x passes it between the bounds and on them; else the bound that is the output, `high` where they are crossed."""
     of_low = g.where(g.less(x, low) * g.less(low, high), dy, 0.0)
     of_high = g.where(g.less(high, low) + g.greater(x, high), dy, 0.0)
-    return (g.apply(OPS["clip_grad"](), dy, x, low, high), of_low, of_high)
+    return (g.apply(make("clip_grad"), dy, x, low, high), of_low, of_high)
+
+
+def _d_clip_low(g: Any, dy: Any, y: Any, x: Any, low: Any) -> tuple[Any, ...]:
+    return (g.apply(make("clip_grad"), dy, x, low, x), g.where(g.less(x, low), dy, 0.0))
+
+
+def _d_clip_high(g: Any, dy: Any, y: Any, x: Any, high: Any) -> tuple[Any, ...]:
+    return (g.apply(make("clip_grad"), dy, x, x, high), g.where(g.greater(x, high), dy, 0.0))
 
 
 def define_comparisons() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import OPS, Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .pointwise import GROUP, Array
 
 
@@ -152,7 +152,7 @@ class MaxPool(Pool):
         return np.asarray(np.maximum.reduce(self.taps(x, -np.inf)))
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-        return (g.apply(OPS["max_pool_grad"](**vars(self)), dy, x, y),)
+        return (g.apply(make("max_pool_grad", **vars(self)), dy, x, y),)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         self.dispatch(k, x, out, divisor="")
@@ -189,7 +189,7 @@ class AvgPool(Pool):
             return np.asarray(np.add.reduce(self.taps(x, 0)) / self.counts(x.shape))
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-        return (g.apply(OPS["avg_pool_grad"](**vars(self), shape=x.shape), dy),)
+        return (g.apply(make("avg_pool_grad", **vars(self), shape=x.shape), dy),)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         self.dispatch(k, x, out, divisor="kernel" if self.count_include_pad else "taps")

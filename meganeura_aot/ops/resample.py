@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import OPS, Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .pointwise import GROUP, Array
 
 MODES = ("constant", "reflect", "edge")
@@ -62,7 +62,7 @@ class Pad(Op):
             dx = g.pad(dy, [(-before, -after) for before, after in widths])
             return (dx, g.sum(dy - g.pad(dx, widths)))
         for axis, (before, after) in enumerate(widths):
-            dy = g.apply(OPS["pad_grad"](axis, before, after, self.mode), dy) if before or after else dy
+            dy = g.apply(make("pad_grad", axis, before, after, self.mode), dy) if before or after else dy
         return (dy,)
 
     def lower(self, k: Lowering, x: Operand, *value: Operand, out: Operand) -> None:
