@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meganeura_aot import Graph
+from meganeura_aot import Graph, Tensor
+from meganeura_aot.ops.resample_grad import SliceGrad
 
 RUNNERS = ("batched_matmul", "digits_mlp", "pointwise", "softmax_reduce")
 
@@ -23,4 +24,19 @@ def epilogues(g: Graph) -> None:
     g.set_outputs({"shown": shown, "relu": g.relu(shown), "twice": twice * twice})
 
 
-PASS_EXAMPLES = {"prune": unused, "fuse_epilogue": epilogues}
+def parts(g: Graph) -> None:
+    """Joined: three parts of a last axis, in any order. Not joined: parts that leave a gap, or that overlap."""
+
+    def part(name: str, start: int, size: int) -> Tensor:
+        return g.apply(SliceGrad((2, 9), (0, start), (1, 1)), g.input(name, (2, size)))
+
+    g.set_outputs(
+        {
+            "filled": part("b", 4, 3) + part("a", 0, 4) + part("c", 7, 2),
+            "gap": part("d", 0, 4) + part("e", 5, 4),
+            "overlap": part("f", 0, 5) + part("h", 4, 5),
+        }
+    )
+
+
+PASS_EXAMPLES = {"prune": unused, "join_slices": parts, "fuse_epilogue": epilogues}
