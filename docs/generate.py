@@ -44,7 +44,7 @@ def meaning(op: type[Op]) -> str:
     if issubclass(op, Pointwise):
         wgsl = op.wgsl if isinstance(op.wgsl, str) else next(iter(op.wgsl.values()))
         text = wgsl
-        for place, name in enumerate("abc"):
+        for place, name in enumerate("abcd"):
             text = text.replace(f"{{{place}}}", name)
         return f"`{text}`"
     return " ".join((op.__doc__ or "").strip().split("\n\n")[0].split())

@@ -64,10 +64,10 @@ class PointwiseOperators:
 
     def clip(self, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Tensor:
         """x between low and high; None leaves a side open"""
-        if low is None and high is None:
-            return self.lift(x)
-        if low is None or high is None:
-            return self.minimum(x, high) if high is not None else self.maximum(x, low if low is not None else 0)
+        if low is None:
+            return self.lift(x) if high is None else self._pointwise("clip_high", x, high)
+        if high is None:
+            return self._pointwise("clip_low", x, low)
         return self._pointwise("clip", x, low, high)
 
     def where(self, condition: Tensor, a: Operand, b: Operand) -> Tensor:
@@ -257,4 +257,4 @@ class PointwiseOperators:
 
     def swiglu_grad_up(self, dy: Tensor, gate: Tensor) -> Tensor:
         """dy times the slope of swiglu in `up`"""
-        return self.mul(dy, self.silu(gate))
+        return self._pointwise("swiglu_grad_up", dy, gate)

@@ -142,3 +142,9 @@ class Op:
     def samples(cls) -> Sequence[Sample]:
         """Shapes and attributes that every generated test runs."""
         return ()
+
+
+def make(name: str, *attributes: Any, **named: Any) -> Op:
+    """The operator of this name: gradients are operators that are defined after those that need them."""
+    build: Callable[..., Op] = OPS[name]
+    return build(*attributes, **named)

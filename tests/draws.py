@@ -42,6 +42,10 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         values = rng.uniform(-90, -5, shape)
     elif recipe == "positive":
         values = 10.0 ** rng.uniform(-3, 3, shape)
+    elif recipe == "near zero":  # and far enough from it for finite differences
+        values = 10.0 ** rng.uniform(-3, -1, shape) * rng.choice([-1, 1], shape)
+    elif recipe == "near one":
+        values = 10.0 ** rng.uniform(-1, 1, shape)
     elif recipe == "large":
         values = rng.normal(size=shape) * 50
     elif recipe == "offset":  # a mean that hides the deviation from sums of squares

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meganeura_aot import Graph
+from meganeura_aot import Graph, Tensor
+from meganeura_aot.ops.resample_grad import SliceGrad
 
 RUNNERS = ("batched_matmul", "digits_mlp", "pointwise", "softmax_reduce")
 
@@ -46,9 +47,25 @@ def constants(g: Graph) -> None:
     g.set_outputs({"y": x * third * (one * one), "z": x * infinite, "wide": x * g.constant([[1.0]]), "sum": x + 0.0})
 
 
+def parts(g: Graph) -> None:
+    """Joined: three parts of a last axis, in any order. Not joined: parts that leave a gap, or that overlap."""
+
+    def part(name: str, start: int, size: int) -> Tensor:
+        return g.apply(SliceGrad((2, 9), (0, start), (1, 1)), g.input(name, (2, size)))
+
+    g.set_outputs(
+        {
+            "filled": part("b", 4, 3) + part("a", 0, 4) + part("c", 7, 2),
+            "gap": part("d", 0, 4) + part("e", 5, 4),
+            "overlap": part("f", 0, 5) + part("h", 4, 5),
+        }
+    )
+
+
 PASS_EXAMPLES = {
     "remove_identities": identities,
     "prune": unused,
+    "join_slices": parts,
     "fuse_expand": expansions,
     "fold_constants": constants,
     "fuse_epilogue": epilogues,

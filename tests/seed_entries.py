@@ -92,6 +92,26 @@ def split(part: int) -> Build:
     return lambda g: g.split(g.input("x", (2, 5, 7)), [2, 3], axis=1)[part]
 
 
+def backward(build: Build) -> Build:
+    """The gradient of the operator that `build` ends with, for its first input."""
+
+    def gradient(g: Graph) -> Tensor:
+        y = build(g)
+        g.set_outputs({"y": y})
+        graph = g.build()
+        node = graph.nodes[y.value.node]
+        inputs = [Tensor(g, value, graph.type_of(value)) for value in node.inputs]
+        result: Tensor = node.op.gradient(g, g.input("dy", y.shape), y, *inputs)[0]
+        return result
+
+    return gradient
+
+
+def swiglu_concat_grad(g: Graph) -> Tensor:
+    dy, (gate, up) = g.input("dy", (3, 33)), g.split(g.input("x", (3, 66)), 33, axis=1)
+    return g.concat([g.swiglu_grad_gate(dy, gate, up), g.swiglu_grad_up(dy, gate)], axis=1)
+
+
 WITH_TRAINING = "with training"
 
 # Of the enum ShaderEntry, in its order. Text instead of a graph: why there is no row yet, or what stands for it.
@@ -127,7 +147,7 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "RmsNorm": lambda g: g.rms_norm(g.input("x", (3, 65)), g.parameter("w", (65,))),
     "Embedding": lambda g: g.embedding(g.input("ids", (9,), "u32"), g.parameter("table", (7, 33))),
     "RoPE": lambda g: g.rope(g.input("x", (9, 64)), head_dim=16, offset=3),
-    "RoPEGrad": WITH_TRAINING,
+    "RoPEGrad": backward(lambda g: g.rope(g.input("x", (9, 64)), head_dim=16, offset=3)),
     "CausalAttention": attention("causal_attention"),
     "CausalAttentionRoPE": rope_attention,
     "SlidingWindowAttention": attention("sliding_window_attention", window=4),
@@ -143,7 +163,7 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "SwiGLUGradUp": lambda g: g.swiglu_grad_up(g.input("dy", (3, 65)), g.input("gate", (3, 65))),
     "SiluGrad": two("silu_grad"),
     "SwiGLUConcat": one("swiglu_concat", (3, 66)),
-    "SwiGLUConcatGrad": WITH_TRAINING,
+    "SwiGLUConcatGrad": swiglu_concat_grad,
     "SumRows": lambda g: g.sum(g.input("x", (65, 33)), axes=0),
     "RmsNormGradW": WITH_TRAINING,
     "RmsNormGradX": WITH_TRAINING,
@@ -159,7 +179,7 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "SplitA": split(0),
     "SplitB": split(1),
     "Upsample2x": one("upsample_2x", (2, 3, 5, 7)),
-    "Upsample2xGrad": WITH_TRAINING,
+    "Upsample2xGrad": backward(one("upsample_2x", (2, 3, 5, 7))),
     "Conv2d": conv(7, 5),
     "Conv2dGemm": conv(24, 64),
     "Conv2dGemmSmall": conv(9, 33),
@@ -175,7 +195,7 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "RoPEDynamic": rope_dynamic,
     "MaxPool2d": lambda g: g.max_pool(g.input("x", (2, 3, 9, 9)), 3, stride=2, padding=1),
     "GlobalAvgPool": one("global_avg_pool", (2, 3, 5, 7)),
-    "GlobalAvgPoolGrad": WITH_TRAINING,
+    "GlobalAvgPoolGrad": backward(one("global_avg_pool", (2, 3, 5, 7))),
 }
 
 # Of the enum Op, those whose names are not shader entries.

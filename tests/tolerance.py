@@ -82,6 +82,17 @@ def pool_bound(op: AvgPool, x: Array) -> Array:
     return CONTRACTION * np.sqrt(np.prod(op.kernel)) * op.reference(np.abs(x)) + SMALLEST_NORMAL
 
 
+def pool_grad_bound(op: Any, dy: Array, *others: Array) -> Array:
+    """The allowed error of a sum over the windows of an element."""
+    return CONTRACTION * np.sqrt(np.prod(op.kernel)) * op.reference(np.abs(dy), *others) + SMALLEST_NORMAL
+
+
+def pad_grad_bound(op: Any, dy: Array) -> Array:
+    """The allowed error of a sum over the places of an element."""
+    places = op.reference(np.ones_like(dy))
+    return CONTRACTION * np.sqrt(places) * op.reference(np.abs(dy)) + SMALLEST_NORMAL
+
+
 def batch_norm_bound(op: Any, x: Array, mean: Array, variance: Array, scale: Array, shift: Array) -> Array:
     """The allowed error of a sum of two terms that may cancel: a contraction of that length."""
     spread = op.reference(np.abs(x), -np.abs(mean), variance, np.abs(scale), np.abs(shift))
@@ -95,11 +106,15 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "batch_norm": batch_norm_bound,
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
     "avg_pool": pool_bound,
+    "pad_grad": pad_grad_bound,
+    "avg_pool_grad": pool_grad_bound,
+    "max_pool_grad": pool_grad_bound,
     "conv": lambda op, x, w, *extras: conv_bound(op, x, w),
     "conv_transpose": lambda op, x, w, *extras: conv_bound(op, x, w),
     "sum": sum_bound,
     "mean": sum_bound,
     "scatter_add": scatter_bound,
+    "scatter_elements": scatter_bound,
     "cross_entropy_loss": loss_bound,
     "cross_entropy_grad": loss_bound,
     "softmax_grad": loss_bound,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .layout import join_axes, row_major_strides
 from .pointwise import GROUP, Array, elementwise_groups
 from .rows import Row, Walk
@@ -79,9 +79,11 @@ class Gather(Op):
         """The axes of ids move to the front, the rows are added up, and the axis moves back."""
         count, rest = x.shape[self.axis], [a for a in range(x.rank) if a != self.axis]
         moved = [*range(self.axis, self.axis + ids.rank), *(a if a < self.axis else a + ids.rank - 1 for a in rest)]
-        rows = g.reshape(g.transpose(dy, moved), (*ids.shape, x.type.size // max(count, 1)))
+        ahead = dy if self.axis == 0 else g.transpose(dy, moved)
+        rows = g.reshape(ahead, (*ids.shape, math.prod(x.shape[a] for a in rest)))
         sums = g.reshape(g.scatter_add(ids, rows, count), (count, *(x.shape[a] for a in rest)))
-        return (g.transpose(sums, [*range(1, self.axis + 1), 0, *range(self.axis + 1, x.rank)]), None)
+        back = [*range(1, self.axis + 1), 0, *range(self.axis + 1, x.rank)]
+        return (sums if self.axis == 0 else g.transpose(sums, back), None)
 
     def lower(self, k: Lowering, x: Operand, ids: Operand, *, out: Operand) -> None:
         dispatch_gather(k, x, ids, out, self.axis, "gather")
@@ -129,6 +131,14 @@ class GatherElements(Op):
             return np.zeros(ids.shape, x.dtype)
         near = x[tuple(slice(None) if a == self.axis else slice(n) for a, n in enumerate(ids.shape))]
         return np.where(ids < size, np.take_along_axis(near, np.minimum(ids, size - 1).astype(int), self.axis), 0)
+
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any, ids: Any) -> tuple[Any, ...]:
+        """Where ids is smaller than x along other axes, what is behind it gets nothing."""
+        dx = g.apply(make("scatter_elements", self.axis, x.shape[self.axis]), ids, dy)
+        return (
+            dx if dx.shape == x.shape else g.pad(dx, [(0, n - m) for n, m in zip(x.shape, dx.shape, strict=True)]),
+            None,
+        )
 
     def lower(self, k: Lowering, x: Operand, ids: Operand, *, out: Operand) -> None:
         strides = row_major_strides(x.shape)

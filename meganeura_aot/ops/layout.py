@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .pointwise import Array, broadcast_shapes, dispatch_copy, elementwise_groups
 
 SHORTEST_TILED = 16  # a shorter side leaves most of a 32 x 32 tile empty
@@ -133,6 +133,9 @@ class Slice(Op):
     def reference(self, x: Array) -> Array:
         grids = [s + np.arange(n) * d for s, n, d in zip(self.starts, self.counts, self.steps, strict=True)]
         return x[np.ix_(*grids)] if grids else x
+
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        return (g.apply(make("slice_grad", x.shape, self.starts, self.steps), dy),)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         strides = row_major_strides(x.shape)

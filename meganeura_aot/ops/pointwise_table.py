@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..graph import DType, TensorType
-from ..op import Sample
+from ..op import Sample, make
 from .pointwise import Array, Pointwise
 
 F32, I32, U32 = DType.F32, DType.I32, DType.U32
@@ -65,27 +65,22 @@ def _comparison(compare: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, b: compare(a, b).astype(np.float64)
 
 
-def _d_gelu(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-    density = g.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return (dy * (g.erf(x * math.sqrt(0.5)) * 0.5 + 0.5 + x * density),)
+def _of_input(name: str) -> Callable[..., Any]:
+    """The gradient by the row `name` over dy and the input, with the attributes of the operator."""
+    return lambda g, dy, y, x, **attributes: (g.apply(make(name, **attributes), dy, x),)
 
 
-def _d_gelu_tanh(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-    s = g.sigmoid((x + x * x * x * 0.044715) * (2 * SQRT_2_OVER_PI))
-    return (dy * (s + x * s * (1.0 - s) * (2 * SQRT_2_OVER_PI) * (x * x * 0.134145 + 1.0)),)
+def _of_output(name: str) -> Callable[..., Any]:
+    """The gradient by the row `name` over dy and the output."""
+    return lambda g, dy, y, x, **attributes: (g.apply(make(name, **attributes), dy, y),)
 
 
-def _d_extremum(first: str, tie: float) -> Callable[..., Any]:
-    """Gradient of maximum and minimum: equal inputs share it, as in PyTorch."""
-
-    def rule(g: Any, dy: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-        share = getattr(g, first)(a, b) + g.equal(a, b) * tie
-        return (dy * share, dy * (1.0 - share))
-
-    return rule
+def _d_extremum(name: str) -> Callable[..., Any]:
+    """Gradient of maximum and minimum: equal inputs share it."""
+    return lambda g, dy, y, a, b: (g.apply(make(name), dy, a, b), g.apply(make(name), dy, b, a))
 
 
-def _row(
+def row(
     name: str,
     arity: int,
     wgsl: str | Mapping[DType, str],
@@ -125,7 +120,7 @@ def _samples(cls: type[Pointwise], draws: Sequence[str]) -> list[Sample]:
 
 
 def _broadcast(arity: int, dtype: DType) -> tuple[TensorType, ...]:
-    return tuple(TensorType(s, dtype) for s in ((2, 1, 5), (3, 1), ())[:arity])
+    return tuple(TensorType(s, dtype) for s in ((2, 1, 5), (3, 1), (), (1, 5))[:arity])
 
 
 def define_table() -> None:
@@ -138,143 +133,125 @@ def define_table() -> None:
 
 
 def define_float_functions() -> None:
-    _row("exp", 1, "exp_f32({0})", np.exp, lambda g, dy, y, x: (dy * y,))
-    _row("log", 1, "log_f32({0})", np.log, lambda g, dy, y, x: (dy / x,))
-    _row("log1p", 1, "log1p_f32({0})", np.log1p, lambda g, dy, y, x: (dy / (x + 1.0),))
-    _row("expm1", 1, "expm1_f32({0})", np.expm1, lambda g, dy, y, x: (dy * (y + 1.0),))
-    _row("sqrt", 1, "sqrt({0})", np.sqrt, lambda g, dy, y, x: (dy * 0.5 / y,))
-    _row("rsqrt", 1, "inverseSqrt({0})", lambda x: 1 / np.sqrt(x), lambda g, dy, y, x: (dy * y * y * y * -0.5,))
-    _row("recip", 1, "div_f32(1.0, {0})", lambda x: 1 / x, lambda g, dy, y, x: (-(dy * y * y),))
-    _row("erf", 1, "erf_f32({0})", _erf, lambda g, dy, y, x: (dy * g.exp(-(x * x)) * (2 / math.sqrt(math.pi)),))
-    _row("sin", 1, "sin_f32({0})", np.sin, lambda g, dy, y, x: (dy * g.cos(x),))
-    _row("cos", 1, "cos_f32({0})", np.cos, lambda g, dy, y, x: (-(dy * g.sin(x)),))
-    _row("floor", 1, "floor({0})", np.floor)
-    _row("ceil", 1, "ceil({0})", np.ceil)
-    _row("round", 1, "round({0})", np.rint)
-    _row("sign", 1, _by_dtype("sign_f32({0})", "sign({0})", ""), np.sign, rule="signed")
-    _row("pow", 2, "pow_f32({0}, {1})", np.power, _d_pow, draws=("positive", "special"))
+    row("exp", 1, "exp_f32({0})", np.exp, lambda g, dy, y, x: (dy * y,))
+    row("log", 1, "log_f32({0})", np.log, lambda g, dy, y, x: (dy / x,))
+    row("log1p", 1, "log1p_f32({0})", np.log1p, lambda g, dy, y, x: (dy / (x + 1.0),))
+    row("expm1", 1, "expm1_f32({0})", np.expm1, lambda g, dy, y, x: (dy * g.exp(x),))
+    row("sqrt", 1, "sqrt({0})", np.sqrt, lambda g, dy, y, x: (dy * 0.5 / y,))
+    row("rsqrt", 1, "inverseSqrt({0})", lambda x: 1 / np.sqrt(x), lambda g, dy, y, x: (dy * y * y * y * -0.5,))
+    row("recip", 1, "div_f32(1.0, {0})", lambda x: 1 / x, lambda g, dy, y, x: (-(dy * y * y),))
+    row("erf", 1, "erf_f32({0})", _erf, _of_input("erf_grad"))
+    row("sin", 1, "sin_f32({0})", np.sin, lambda g, dy, y, x: (dy * g.cos(x),))
+    row("cos", 1, "cos_f32({0})", np.cos, lambda g, dy, y, x: (-(dy * g.sin(x)),))
+    row("floor", 1, "floor({0})", np.floor)
+    row("ceil", 1, "ceil({0})", np.ceil)
+    row("round", 1, "round({0})", np.rint)
+    row("sign", 1, _by_dtype("sign_f32({0})", "sign({0})", ""), np.sign, rule="signed")
+    row("pow", 2, "pow_f32({0}, {1})", np.power, _d_pow, draws=("positive", "special"))
 
 
 def _d_pow(g: Any, dy: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    safe = g.where(g.greater(a, a * 0.0), a, a * 0.0 + 1.0)
-    return (dy * b * g.pow(a, b - 1.0), dy * y * g.log(safe))
+    return (g.apply(make("pow_grad_base"), dy, a, b), g.apply(make("pow_grad_exponent"), dy, y, a, b))
 
 
 def define_activations() -> None:
-    _row("relu", 1, _by_dtype("relu_f32({0})", "max({0}, 0i)", "{0}"), _relu, _d_relu, rule="number")
-    _row("sigmoid", 1, "sigmoid_f32({0})", _sigmoid, lambda g, dy, y, x: (dy * y * (1.0 - y),))
-    _row("tanh", 1, "tanh_f32({0})", np.tanh, lambda g, dy, y, x: (dy * (1.0 - y * y),))
-    _row("silu", 1, "silu_f32({0})", lambda x: np.where(np.isneginf(x), -0.0, x * _sigmoid(x)), _d_silu)
-    _row("gelu", 1, "gelu_erf_f32({0})", _gelu, _d_gelu)
-    _row("gelu_tanh", 1, "gelu_tanh_f32({0})", _gelu_tanh, _d_gelu_tanh)
-    _row("softplus", 1, "softplus_f32({0})", lambda x: np.logaddexp(0, x), lambda g, dy, y, x: (dy * g.sigmoid(x),))
+    row("relu", 1, _by_dtype("relu_f32({0})", "max({0}, 0i)", "{0}"), _relu, _of_output("relu_grad"), rule="number")
+    row("sigmoid", 1, "sigmoid_f32({0})", _sigmoid, _of_output("sigmoid_grad"))
+    row("tanh", 1, "tanh_f32({0})", np.tanh, _of_output("tanh_grad"))
+    row("silu", 1, "silu_f32({0})", lambda x: np.where(np.isneginf(x), -0.0, x * _sigmoid(x)), _of_input("silu_grad"))
+    row("gelu", 1, "gelu_erf_f32({0})", _gelu, _of_input("gelu_grad"))
+    row("gelu_tanh", 1, "gelu_tanh_f32({0})", _gelu_tanh, _of_input("gelu_tanh_grad"))
+    row("softplus", 1, "softplus_f32({0})", lambda x: np.logaddexp(0, x), lambda g, dy, y, x: (dy * g.sigmoid(x),))
     alpha = ("alpha", float)
-    _row(
+    row(
         "leaky_relu",
         1,
         "select({0} * {alpha}, {0}, {0} > 0.0)",
         lambda x, alpha: np.where(x > 0, x, x * np.float32(alpha)),
-        lambda g, dy, y, x, alpha: (g.where(g.greater(x, 0.0), dy, dy * alpha),),
+        _of_input("leaky_relu_grad"),
         attributes=[(*alpha, 0.01)],
     )
-    _row(
+    row(
         "elu",
         1,
         "elu_f32({0}, {alpha})",
         lambda x, alpha: np.where(x > 0, x, np.float32(alpha) * np.expm1(np.minimum(x, 0))),
-        lambda g, dy, y, x, alpha: (g.where(g.greater(x, 0.0), dy, dy * (y + alpha)),),
+        _of_input("elu_grad"),
         attributes=[(*alpha, 1.0)],
     )
-    _row(
+    row(
         "hard_sigmoid",
         1,
         "clip_f32({0} * {alpha} + {beta}, 0.0, 1.0)",
         lambda x, alpha, beta: np.minimum(np.maximum(x * np.float32(alpha) + np.float32(beta), 0), 1),
-        lambda g, dy, y, x, alpha, beta: (dy * g.greater(y, 0.0) * g.less(y, 1.0) * alpha,),
+        lambda g, dy, y, x, alpha, beta: (g.apply(make("hard_sigmoid_grad", alpha), dy, y),),
         attributes=[(*alpha, 0.2), ("beta", float, 0.5)],
         draws=("normal", "special"),
     )
-    _row(
+    row(
         "hard_swish",
         1,
         "{0} * clip_f32({0} + 3.0, 0.0, 6.0) / 6.0",
         lambda x: x * np.minimum(np.maximum(x + 3, 0), 6) / 6,
-        lambda g, dy, y, x: (dy * g.where(g.greater(x, 3.0), 1.0, g.where(g.less(x, -3.0), 0.0, x * (1 / 3) + 0.5)),),
+        _of_input("hard_swish_grad"),
         draws=("normal", "small"),
     )
-    _row("swiglu", 2, "silu_f32({0}) * {1}", lambda a, b: a * _sigmoid(a) * b, _d_swiglu, draws=("normal", "small"))
-    _row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * _silu_slope(x), draws=("normal", "small"))
-    _row(
-        "swiglu_grad_gate",
-        3,
-        "{0} * {2} * silu_slope_f32({1})",
-        lambda dy, gate, up: dy * up * _silu_slope(gate),
-        draws=("normal", "small"),
-    )
+    row("swiglu", 2, "silu_f32({0}) * {1}", lambda a, b: a * _sigmoid(a) * b, _d_swiglu, draws=("normal", "small"))
 
 
 def _relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
-def _d_relu(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-    return (dy * g.greater(x, 0.0),)
-
-
-def _silu_slope(x: Array) -> Array:
-    s = _sigmoid(x)
-    return np.asarray(s + x * s * (1 - s))
-
-
-def _d_silu(g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-    return (g.silu_grad(dy, x),)
-
-
 def _d_swiglu(g: Any, dy: Any, y: Any, gate: Any, up: Any) -> tuple[Any, ...]:
-    return (g.swiglu_grad_gate(dy, gate, up), dy * g.silu(gate))
+    return (g.swiglu_grad_gate(dy, gate, up), g.swiglu_grad_up(dy, gate))
 
 
 def define_arithmetic() -> None:
+    largest = _by_dtype("maximum_f32({0}, {1})", *["max({0}, {1})"] * 2)
+    smallest = _by_dtype("minimum_f32({0}, {1})", *["min({0}, {1})"] * 2)
     number = {"rule": "number", "draws": ("normal", "small")}
-    _row("add", 2, "{0} + {1}", np.add, lambda g, dy, y, a, b: (dy, dy), **number)  # type: ignore[arg-type]
-    _row("sub", 2, "{0} - {1}", np.subtract, lambda g, dy, y, a, b: (dy, -dy), **number)  # type: ignore[arg-type]
-    _row("mul", 2, "{0} * {1}", np.multiply, lambda g, dy, y, a, b: (dy * b, dy * a), **number)  # type: ignore[arg-type]
-    _row(
+    row("add", 2, "{0} + {1}", np.add, lambda g, dy, y, a, b: (dy, dy), **number)  # type: ignore[arg-type]
+    row("sub", 2, "{0} - {1}", np.subtract, lambda g, dy, y, a, b: (dy, -dy), **number)  # type: ignore[arg-type]
+    row("mul", 2, "{0} * {1}", np.multiply, lambda g, dy, y, a, b: (dy * b, dy * a), **number)  # type: ignore[arg-type]
+    row(
         "div",
         2,
         "div_f32({0}, {1})",
         np.divide,
-        lambda g, dy, y, a, b: (dy / b, -(dy * y / b)),
+        _d_div,
         draws=("normal", "small"),
     )
-    _row("neg", 1, "-{0}", np.negative, lambda g, dy, y, x: (-dy,), rule="signed")
-    _row("abs", 1, "abs({0})", np.abs, lambda g, dy, y, x: (dy * g.sign(x),), rule="signed")
-    _row(
+    row("neg", 1, "-{0}", np.negative, lambda g, dy, y, x: (-dy,), rule="signed")
+    row("abs", 1, "abs({0})", np.abs, lambda g, dy, y, x: (dy * g.sign(x),), rule="signed")
+    row(
         "maximum",
         2,
-        _by_dtype("maximum_f32({0}, {1})", "max({0}, {1})", "max({0}, {1})"),
+        largest,
         np.maximum,
-        _d_extremum("greater", 0.5),
+        _d_extremum("maximum_grad"),
         rule="number",
     )
-    _row(
+    row(
         "minimum",
         2,
-        _by_dtype("minimum_f32({0}, {1})", "min({0}, {1})", "min({0}, {1})"),
+        smallest,
         np.minimum,
-        _d_extremum("less", 0.5),
+        _d_extremum("minimum_grad"),
         rule="number",
     )
-    _row(
+    row(
         "clip",
         3,
         _by_dtype("clip_f32({0}, {1}, {2})", *["min(max({0}, {1}), {2})"] * 2),
         _clip,
-        lambda g, dy, y, x, low, high: (dy * g.greater_equal(x, low) * g.less_equal(x, high), None, None),
+        _d_clip,
         rule="number",
         draws=("normal",),
     )
-    _row(
+    row("clip_low", 2, largest, np.maximum, _d_clip_low, rule="number", draws=("normal",))
+    row("clip_high", 2, smallest, np.minimum, _d_clip_high, rule="number", draws=("normal",))
+    row(
         "where",
         3,
         "select({1}, {2}, {0} == 0)",
@@ -283,6 +260,26 @@ def define_arithmetic() -> None:
         rule="select",
         draws=("normal", "special"),
     )
+
+
+def _d_div(g: Any, dy: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    da = dy / b
+    return (da, -(da * y))
+
+
+def _d_clip(g: Any, dy: Any, y: Any, x: Any, low: Any, high: Any) -> tuple[Any, ...]:
+    """x passes it between the bounds and on them; else the bound that is the output, `high` where they are crossed."""
+    of_low = g.where(g.less(x, low) * g.less(low, high), dy, 0.0)
+    of_high = g.where(g.less(high, low) + g.greater(x, high), dy, 0.0)
+    return (g.apply(make("clip_grad"), dy, x, low, high), of_low, of_high)
+
+
+def _d_clip_low(g: Any, dy: Any, y: Any, x: Any, low: Any) -> tuple[Any, ...]:
+    return (g.apply(make("clip_grad"), dy, x, low, x), g.where(g.less(x, low), dy, 0.0))
+
+
+def _d_clip_high(g: Any, dy: Any, y: Any, x: Any, high: Any) -> tuple[Any, ...]:
+    return (g.apply(make("clip_grad"), dy, x, x, high), g.where(g.greater(x, high), dy, 0.0))
 
 
 def define_comparisons() -> None:
@@ -297,7 +294,7 @@ def define_comparisons() -> None:
         text = f"select(0.0, 1.0, {{0}} {symbol} {{1}})"
         if symbol == "!=":  # some adapters call NaN != NaN false, and none calls NaN == NaN true
             text = "select(1.0, 0.0, {0} == {1})"
-        _row(name, 2, text, _comparison(compare), rule="compare", draws=("normal", "special"))
+        row(name, 2, text, _comparison(compare), rule="compare", draws=("normal", "special"))
 
 
 def define_integer_functions() -> None:
@@ -305,13 +302,13 @@ def define_integer_functions() -> None:
         return {I32: f"{name}_i32({{0}}, {{1}})", U32: f"{name}_u32({{0}}, {{1}})"}
 
     divide = {I32: "floor_div_i32({0}, {1})", U32: "div_u32({0}, {1})"}
-    _row("floor_div", 2, divide, _integer_divide, rule="integer")
-    _row("mod", 2, pair("mod"), _remainder, rule="integer")
-    _row("bitwise_and", 2, "{0} & {1}", np.bitwise_and, rule="integer")
-    _row("bitwise_or", 2, "{0} | {1}", np.bitwise_or, rule="integer")
-    _row("bitwise_xor", 2, "{0} ^ {1}", np.bitwise_xor, rule="integer")
-    _row("shift_left", 2, pair("shift_left"), np.left_shift, rule="integer")
-    _row("shift_right", 2, pair("shift_right"), np.right_shift, rule="integer")
+    row("floor_div", 2, divide, _integer_divide, rule="integer")
+    row("mod", 2, pair("mod"), _remainder, rule="integer")
+    row("bitwise_and", 2, "{0} & {1}", np.bitwise_and, rule="integer")
+    row("bitwise_or", 2, "{0} | {1}", np.bitwise_or, rule="integer")
+    row("bitwise_xor", 2, "{0} ^ {1}", np.bitwise_xor, rule="integer")
+    row("shift_left", 2, pair("shift_left"), np.left_shift, rule="integer")
+    row("shift_right", 2, pair("shift_right"), np.right_shift, rule="integer")
 
 
 define_table()

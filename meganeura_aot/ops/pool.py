@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .pointwise import GROUP, Array
 
 
@@ -80,26 +80,29 @@ class Pool(Op, register=False):
             found.append(padded[:, :, *at])
         return found
 
-    def dispatch(self, k: Lowering, x: Operand, out: Operand, divisor: str) -> None:
-        """divisor: "" for the largest, "taps" for the mean of what is in x, "kernel" where the padding counts too."""
+    def overrides(self, x: tuple[int, ...], out: tuple[int, ...], divisor: str) -> dict[str, int]:
+        """What the kernels of pooling and of its gradient are told about the windows."""
         absent = 2 - len(self.kernel)  # a sequence is an image of one row
         ones, zeros = (1,) * absent, (0,) * absent
         half = len(self.kernel)
         columns = {
-            "IN": (*ones, *x.shape[2:]),
-            "OUT": (*ones, *out.shape[2:]),
+            "IN": (*ones, *x[2:]),
+            "OUT": (*ones, *out[2:]),
             "KERNEL": (*ones, *self.kernel),
             "STRIDE": (*ones, *self.stride),
             "STEP": (*ones, *self.dilation),
             "BEFORE": (*zeros, *self.padding[:half]),
             **({"AFTER": (*zeros, *self.padding[half:])} if divisor == "kernel" else {}),
         }
-        const = {f"{name}_{axis}": n for name, pair in columns.items() for axis, n in zip("YX", pair, strict=True)}
+        return {f"{name}_{axis}": n for name, pair in columns.items() for axis, n in zip("YX", pair, strict=True)}
+
+    def dispatch(self, k: Lowering, x: Operand, out: Operand, divisor: str) -> None:
+        """divisor: "" for the largest, "taps" for the mean of what is in x, "kernel" where the padding counts too."""
         k.dispatch(
             "pool",
             variant={"divisor": divisor, "title": self.name},
             bind={"x": x, "out": out},
-            const=const | {"SIZE": out.size},
+            const=self.overrides(x.shape, out.shape, divisor) | {"SIZE": out.size},
             groups=-(-out.size // GROUP),
             label=self.name,
         )
@@ -148,6 +151,9 @@ class MaxPool(Pool):
     def reference(self, x: Array) -> Array:
         return np.asarray(np.maximum.reduce(self.taps(x, -np.inf)))
 
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        return (g.apply(make("max_pool_grad", **vars(self)), dy, x, y),)
+
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         self.dispatch(k, x, out, divisor="")
 
@@ -181,6 +187,9 @@ class AvgPool(Pool):
     def reference(self, x: Array) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(np.add.reduce(self.taps(x, 0)) / self.counts(x.shape))
+
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        return (g.apply(make("avg_pool_grad", **vars(self), shape=x.shape), dy),)
 
     def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
         self.dispatch(k, x, out, divisor="kernel" if self.count_include_pad else "taps")

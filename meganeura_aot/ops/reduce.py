@@ -113,7 +113,7 @@ class Mean(Reduction):
     keepdims: bool = False
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-        count = math.prod(x.shape[axis] for axis in self.axes)
+        count = max(math.prod(x.shape[axis] for axis in self.axes), 1)
         return (g.expand_axes(dy * (1.0 / count), x.shape, self.axes),)
 
 
@@ -128,6 +128,9 @@ class Max(Reduction):
     axes: tuple[int, ...] = ()
     keepdims: bool = False
 
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        return share_evenly(g, dy, y, x, self.axes)
+
 
 @dataclass(frozen=True)
 class Min(Reduction):
@@ -139,6 +142,16 @@ class Min(Reduction):
     empty_is_error: ClassVar[bool] = True
     axes: tuple[int, ...] = ()
     keepdims: bool = False
+
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
+        return share_evenly(g, dy, y, x, self.axes)
+
+
+def share_evenly(g: Any, dy: Any, y: Any, x: Any, axes: Sequence[int]) -> tuple[Any, ...]:
+    """The gradient of the extreme y of x: equal ones share it; that of a row with a NaN is NaN, as in PyTorch."""
+    kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    is_extreme = g.equal(x, g.reshape(y, kept))
+    return (is_extreme * (g.reshape(dy, kept) / g.sum(is_extreme, axes, keepdims=True)),)
 
 
 @dataclass(frozen=True)

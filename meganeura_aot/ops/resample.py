@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .pointwise import GROUP, Array
 
 MODES = ("constant", "reflect", "edge")
@@ -56,10 +56,14 @@ class Pad(Op):
         return np.pad(x[*kept], widths, constant_values=value[0])
 
     def gradient(self, g: Any, dy: Any, y: Any, *inputs: Any) -> tuple[Any, ...]:
-        if self.mode != "constant":
-            raise NotImplementedError(f"the gradient of pad with mode {self.mode}")
-        dx = g.pad(dy, [(-b, -a) for b, a in zip(self.before, self.after, strict=True)])
-        return (dx, g.sum(dy) - g.sum(dx))
+        """One axis after the other; the constant is where padding, and not x, put dy."""
+        widths = list(zip(self.before, self.after, strict=True))
+        if self.mode == "constant":
+            dx = g.pad(dy, [(-before, -after) for before, after in widths])
+            return (dx, g.sum(dy - g.pad(dx, widths)))
+        for axis, (before, after) in enumerate(widths):
+            dy = g.apply(make("pad_grad", axis, before, after, self.mode), dy) if before or after else dy
+        return (dy,)
 
     def lower(self, k: Lowering, x: Operand, *value: Operand, out: Operand) -> None:
         kinds = [
@@ -70,10 +74,14 @@ class Pad(Op):
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         def sample(
-            shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...], mode: str, dtype: str = "f32"
+            shape: tuple[int, ...],
+            before: tuple[int, ...],
+            after: tuple[int, ...],
+            mode: str,
+            dtype: str = "f32",
+            draw: str = "special",
         ) -> Sample:
             types = (TensorType(shape, DType(dtype)), TensorType((), DType(dtype)))
-            draw = "special" if dtype == "f32" else "integer"
             return Sample(cls(before, after, mode), types[: 1 + (mode == "constant")], draw)
 
         return [
@@ -88,6 +96,9 @@ class Pad(Op):
             sample((0, 3), (1, 1), (1, 0), "constant"),
             sample((0, 3), (0, 1), (0, 2), "reflect"),
             sample((), (), (), "constant"),
+            sample((3, 5), (1, -2), (2, 4), "constant", draw="normal"),
+            sample((2, 4, 5), (0, 3, 1), (0, 2, 0), "reflect", draw="normal"),
+            sample((2, 4, 5), (2, 0, 1), (0, 3, 0), "edge", draw="normal"),
         ]
 
 
@@ -125,23 +136,32 @@ class Upsample(Op):
 
 
 def dispatch_remap(
-    k: Lowering, x: Operand, out: Operand, kinds: list[str], numbers: list[int], value: Operand | None, label: str
+    k: Lowering,
+    x: Operand,
+    out: Operand,
+    kinds: list[str],
+    numbers: list[int],
+    value: Operand | None,
+    label: str,
+    steps: list[int] | None = None,
 ) -> None:
     """out[c] = x[source of c]; kinds: how the source of each axis is found; numbers: the width before it, or its factor.
 
-    value: what is stored where there is no source.
+    value: what is stored where there is no source. steps: of an axis of kind "spread", whose sources are `step` apart
+    from its number on.
     """
-    axes: list[tuple[str, int, int, int]] = []  # kind, size in x, size in out, number; neighbours that stay are joined
-    for kind, size, out_size, number in zip(kinds, x.shape, out.shape, numbers, strict=True):
+    axes: list[tuple[str, int, int, int, int]] = []  # kind, size in x, size in out, number, step; what stays is joined
+    for kind, size, out_size, number, step in zip(kinds, x.shape, out.shape, numbers, steps or numbers, strict=True):
         if kind == "same" and axes and axes[-1][0] == "same":
             joined = axes.pop()
             size, out_size = size * joined[1], out_size * joined[2]
-        axes.append((kind, size, out_size, number))
+        axes.append((kind, size, out_size, number, step))
     const = {"SIZE": out.size}
-    for axis, (kind, size, out_size, number) in enumerate(axes):
+    for axis, (kind, size, out_size, number, step) in enumerate(axes):
         const |= {f"OUT_{axis}": out_size} if axis else {}
-        const |= {f"IN_{axis}": size} if axis or kind in MODES else {}
+        const |= {f"IN_{axis}": size} if axis or kind in (*MODES, "spread") else {}
         const |= {f"NUMBER_{axis}": number} if kind != "same" else {}
+        const |= {f"STEP_{axis}": step} if kind == "spread" else {}
     literal = value.literal if value else None
     k.dispatch(
         "remap",

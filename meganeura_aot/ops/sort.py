@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
+from ..op import Lowering, Op, Operand, Sample, make
 from .pointwise import GROUP, Array
 from .rows import Row, power_of_two, row_over, rows_of
 
@@ -118,7 +118,7 @@ class TopK(Op):
 
     def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
         """Each value's gradient goes where the value came from."""
-        return (g.sum(g.one_hot(y[1], x.shape[-1]) * g.reshape(dy[0], (*dy[0].shape, 1)), axes=[-2]),)
+        return (g.apply(make("scatter_elements", x.rank - 1, x.shape[-1]), y[1], dy[0]),)
 
     def lower(self, k: Lowering, x: Operand, *, out: tuple[Operand, Operand]) -> None:
         if x.size == 0:

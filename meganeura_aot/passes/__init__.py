@@ -11,12 +11,13 @@ from .epilogue import fuse_epilogue
 from .fold_constants import fold_constants
 from .fuse_expand import fuse_expand
 from .identities import remove_identities
+from .join_slices import join_slices
 from .prune import prune
 
 Pass = Callable[[GraphIR, Target], GraphIR]
 
 CLEANUP: tuple[Pass, ...] = (remove_identities, prune)  # always run, on a graph that is not differentiated any more
-PASSES: tuple[Pass, ...] = (fuse_expand, fold_constants, fuse_epilogue)  # what `optimize=True` adds
+PASSES: tuple[Pass, ...] = (join_slices, fuse_expand, fold_constants, fuse_epilogue)  # what `optimize=True` adds
 
 
 def run_passes(graph: GraphIR, target: Target, passes: tuple[Pass, ...]) -> GraphIR:
@@ -35,6 +36,7 @@ __all__ = [
     "fold_constants",
     "fuse_epilogue",
     "fuse_expand",
+    "join_slices",
     "prune",
     "remove_identities",
     "run_passes",

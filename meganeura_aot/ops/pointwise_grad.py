@@ -1,0 +1,171 @@
+"""Rows of the pointwise table that are gradients of others: one dispatch each. They have no gradient of their own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .pointwise import Array
+from .pointwise_table import SQRT_2_OVER_PI, _erfc, _sigmoid, row
+
+
+def define_gradients() -> None:
+    """Register every row: dy is {0}, the upstream gradient, which is selected where a slope is 0 or 1, so that an
+    infinite or NaN one does not pass where nothing should. Ties and bounds are PyTorch's."""
+    define_slopes_by_output()
+    define_slopes_by_input()
+    define_slopes_by_two()
+
+
+def _second(g: Any, dy: Any, y: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+    raise NotImplementedError("it is a gradient itself")
+
+
+def define_slopes_by_output() -> None:
+    """{1} is the output."""
+    row(
+        "relu_grad",
+        2,
+        "select({0}, 0.0, {1} <= 0.0)",
+        lambda dy, y: np.where(y <= 0, 0, dy),
+        _second,
+        draws=("normal", "special"),
+    )
+    row("sigmoid_grad", 2, "{0} * ({1} * (1.0 - {1}))", lambda dy, y: dy * (y * (1 - y)), _second, draws=("normal",))
+    row(
+        "tanh_grad",
+        2,
+        "{0} * ((1.0 - {1}) * (1.0 + {1}))",
+        lambda dy, y: dy * ((1 - y) * (1 + y)),
+        _second,
+        draws=("normal", "small"),
+    )
+    row(
+        "hard_sigmoid_grad",
+        2,
+        "select(0.0, {0} * {alpha}, {1} > 0.0 && {1} < 1.0)",
+        lambda dy, y, alpha: np.where((y > 0) & (y < 1), dy * np.float32(alpha), 0),
+        _second,
+        attributes=[("alpha", float, 0.2)],
+        draws=("normal", "special"),
+    )
+
+
+def define_slopes_by_input() -> None:
+    """{1} is the input."""
+    smooth = ("normal", "small", "negative", "large")
+    row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * _silu_slope(x), _second, draws=smooth[:2])
+    row("gelu_grad", 2, "{0} * gelu_erf_slope_f32({1})", lambda dy, x: dy * _gelu_slope(x), _second, draws=smooth)
+    row(
+        "gelu_tanh_grad",
+        2,
+        "{0} * gelu_tanh_slope_f32({1})",
+        lambda dy, x: dy * _gelu_tanh_slope(x),
+        _second,
+        draws=smooth,
+    )
+    row(
+        "erf_grad",
+        2,
+        "{0} * (1.12837917 * exp_f32(-({1} * {1})))",
+        lambda dy, x: dy * (2 / math.sqrt(math.pi) * np.exp(-x * x)),
+        _second,
+        draws=smooth,
+    )
+    row(
+        "leaky_relu_grad",
+        2,
+        "select({0} * {alpha}, {0}, {1} > 0.0)",
+        lambda dy, x, alpha: np.where(x > 0, dy, dy * np.float32(alpha)),
+        _second,
+        attributes=[("alpha", float, 0.01)],
+        draws=("normal", "special"),
+    )
+    row(
+        "elu_grad",
+        2,
+        "select({0} * ({alpha} * exp_f32({1})), {0}, {1} > 0.0)",
+        lambda dy, x, alpha: np.where(x > 0, dy, dy * (np.float32(alpha) * np.exp(np.minimum(x, 0)))),
+        _second,
+        attributes=[("alpha", float, 1.0)],
+        draws=smooth,
+    )
+    row(
+        "hard_swish_grad",
+        2,
+        "select(select({0} * ({1} / 3.0 + 0.5), {0}, {1} >= 3.0), 0.0, {1} <= -3.0)",
+        lambda dy, x: np.where(x <= -3, 0, np.where(x >= 3, dy, dy * (x / 3 + 0.5))),
+        _second,
+        draws=smooth,
+    )
+
+
+def define_slopes_by_two() -> None:
+    """Of operators of several inputs."""
+    row(
+        "swiglu_grad_gate",
+        3,
+        "{0} * {2} * silu_slope_f32({1})",
+        lambda dy, gate, up: dy * up * _silu_slope(gate),
+        _second,
+        draws=("normal", "small"),
+    )
+    row(
+        "swiglu_grad_up",
+        2,
+        "{0} * silu_f32({1})",
+        lambda dy, gate: dy * (gate * _sigmoid(gate)),
+        _second,
+        draws=("normal", "small"),
+    )
+    row(
+        "pow_grad_base",
+        3,
+        "select({0} * ({2} * pow_f32({1}, {2} - 1.0)), 0.0, {2} == 0.0)",
+        lambda dy, a, b: np.where(b == 0, 0, dy * (b * np.power(a, b - 1))),
+        _second,
+        draws=("positive", "normal"),
+    )
+    row(
+        "pow_grad_exponent",
+        4,
+        "select({0} * ({1} * log_f32({2})), 0.0, {2} == 0.0 && {3} >= 0.0)",
+        lambda dy, y, a, b: np.where((a == 0) & (b >= 0), 0, dy * (y * np.log(a))),
+        _second,
+        draws=("positive", "special"),
+    )
+    for name, symbol, loses in (("maximum_grad", "<", np.less), ("minimum_grad", ">", np.greater)):
+        row(
+            name,
+            3,
+            f"select(select({{0}}, 0.5 * {{0}}, {{1}} == {{2}}), 0.0, {{1}} {symbol} {{2}})",
+            lambda dy, a, b, loses=loses: np.where(loses(a, b), 0, np.where(a == b, 0.5 * dy, dy)),
+            _second,
+            draws=("normal", "special"),
+        )
+    row(
+        "clip_grad",
+        4,
+        "select(0.0, {0}, {1} >= {2} && {1} <= {3})",
+        lambda dy, x, low, high: np.where((x >= low) & (x <= high), dy, 0),
+        _second,
+        draws=("normal", "special"),
+    )
+
+
+def _silu_slope(x: Array) -> Array:
+    return np.asarray(_sigmoid(x) * (1 + x * _sigmoid(-x)))
+
+
+def _gelu_slope(x: Array) -> Array:
+    return np.asarray(0.5 * _erfc(-x / math.sqrt(2)) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
+
+
+def _gelu_tanh_slope(x: Array) -> Array:
+    v = 2 * SQRT_2_OVER_PI * (x + 0.044715 * x**3)
+    return np.asarray(_sigmoid(v) * (1 + x * _sigmoid(-v) * 2 * SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x * x)))
+
+
+define_gradients()
