@@ -22,6 +22,14 @@ WITHOUT_GRADIENT = {  # they change states, which the loss does not look behind,
     "sgd_update",
     "adam_update",
     "adamw_update",
+    "batch_norm_grad_wb",
+    "batch_norm_grad_x",
+    "group_norm_grad_wb",
+    "group_norm_grad_x",
+    "layer_norm_grad_wb",
+    "layer_norm_grad_x",
+    "rms_norm_grad_w",
+    "rms_norm_grad_x",
 }
 UNSMOOTH = ("special", "zero")  # draws whose numbers have no slope
 

@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    batch_norm,
     cache,
     conv,
     gather,
@@ -10,6 +11,8 @@ from . import (
     loss,
     matmul,
     norm,
+    norm_grad,
+    norm_grad_w,
     optimizer,
     pointwise_table,
     pool,
@@ -23,6 +26,7 @@ from . import (
 
 __all__ = [
     "attention",
+    "batch_norm",
     "cache",
     "conv",
     "gather",
@@ -31,6 +35,8 @@ __all__ = [
     "loss",
     "matmul",
     "norm",
+    "norm_grad",
+    "norm_grad_w",
     "optimizer",
     "pointwise_table",
     "pool",
