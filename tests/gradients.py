@@ -5,7 +5,7 @@ An operator stands mid-graph: loss = coefficient * sum(weights * operator(parame
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests import harness
 Array = np.ndarray[Any, Any]
 COEFFICIENT = 0.7
 STEP = 1e-5
+SMOOTH_STEPS = (1e-1, 1e-2, 1e-3, 1e-4)
 FD_RTOL = 1e-6  # of finite differences in float64
 KERNEL_RTOL = 1e-4  # of the norm of a gradient, for kernels in f32
 
@@ -61,11 +62,18 @@ def weights_for(sample: Sample, rng: np.random.Generator) -> dict[str, Array]:
 
 
 def assert_finite_differences(
-    graph: GraphIR, feeds: Mapping[str, Array], loss: str = "loss", rtol: float = FD_RTOL, step: float = STEP
+    graph: GraphIR,
+    feeds: Mapping[str, Array],
+    loss: str = "loss",
+    rtol: float = FD_RTOL,
+    step: float = STEP,
+    smooth: bool = False,
 ) -> dict[str, Array]:
     """Every gradient against central differences of the reference, in float64, along random directions and axes.
 
     rtol is relative to the sum of the absolute values of the products that make the slope. Returns the gradients.
+    smooth: of a function without kinks, by points that are apart by what is much for each number: those of one tensor may
+    differ by decades, or lie close together far from zero.
     """
     exact = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in feeds.items()}
     found = evaluate(gradients_of(graph, loss), exact)
@@ -80,17 +88,42 @@ def assert_finite_differences(
             axis[rng.integers(gradient.size)] = 1
             directions.append(axis.reshape(gradient.shape))
         for direction in directions:
-            sides = [
-                float(evaluate(graph, {**exact, name: exact[name] + s * step * direction})[loss].reshape(()))
-                for s in (1, -1)
-            ]
-            slope = (sides[0] - sides[1]) / (2 * step)
+            direction = direction * reach(exact[name]) if smooth else direction
+
+            def along(distance: float, name: str = name, direction: Array = direction) -> float:
+                moved = {**exact, name: exact[name] + distance * direction}
+                return float(evaluate(graph, moved)[loss].reshape(()))
+
+            slope, step, largest = smooth_slope(along) if smooth else plain_slope(along, step)
             size = float(np.sum(np.abs(gradient * direction)))
-            noise = 1e-15 * max(map(abs, sides)) / step * 10
+            noise = 1e-15 * largest / step * 10
             np.testing.assert_allclose(
                 np.sum(gradient * direction), slope, rtol=0, atol=rtol * max(size, abs(slope)) + noise, err_msg=name
             )
     return found
+
+
+def reach(x: Array) -> Array:
+    """How far each number may move before a function of all of them changes much."""
+    return np.minimum(np.abs(x), np.std(x) if x.size > 1 else np.inf)
+
+
+def plain_slope(along: Callable[[float], float], step: float) -> tuple[float, float, float]:
+    """The slope at 0 from two points, their distance from it, and the largest value."""
+    ahead, behind = along(step), along(-step)
+    return (ahead - behind) / (2 * step), step, max(abs(ahead), abs(behind))
+
+
+def smooth_slope(along: Callable[[float], float]) -> tuple[float, float, float]:
+    """The same from four points: of several distances the one at which twice the distance changes the slope least."""
+    found = []
+    for step in SMOOTH_STEPS:
+        near, _, largest = plain_slope(along, step)
+        far, _, largest_far = plain_slope(along, 2 * step)
+        slope, largest = (4 * near - far) / 3, max(largest, largest_far)
+        rounding = 1e-13 * largest / step
+        found.append((abs(slope - near) + rounding, slope, step, largest))
+    return min(found)[1:]
 
 
 def assert_kernels(graph: GraphIR, feeds: Mapping[str, Array], loss: str = "loss", **options: Any) -> None:

@@ -43,7 +43,10 @@ class RmsNorm(Op):
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        return [Sample(cls(), types, draw) for types, draw in _samples(bias=False)] + [
+        # with a small eps the gradient of a row of one number is a difference of two that hardly differ
+        return [
+            Sample(cls(0.5 if types[0].size == 1 else 1e-5), types, draw) for types, draw in _samples(bias=False)
+        ] + [
             Sample(cls(0.5), (TensorType((3, 7)),)),
             Sample(cls(0.0), (TensorType((2, 33)), TensorType((33,))), "positive"),
         ]

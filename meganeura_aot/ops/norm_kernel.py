@@ -85,10 +85,10 @@ def lower_norm_grad(
         _dispatch(k, kernel, team, "row", {**bind, "statistics": statistics, "dx": dx}, written=2)
         return
     partial = _statistics(k, kernel, team, bind["x"])
-    sums = k.scratch(TensorType((rows, team.chunks, 2 if kernel.centered else 1)), "sums")
-    found = {"partial": partial, "statistics": statistics, "sums": sums}
+    sums = k.scratch(TensorType((rows, team.chunks, 2 if kernel.centered else 1)), "chunk_sums")
+    found = {"partial": partial, "statistics": statistics, "chunk_sums": sums}
     _dispatch(k, kernel, team, "sums", {**bind, **found}, written=2)
-    _dispatch(k, kernel, team, "last", {**bind, "statistics": statistics, "sums": sums, "dx": dx})
+    _dispatch(k, kernel, team, "last", {**bind, "statistics": statistics, "chunk_sums": sums, "dx": dx})
 
 
 def _statistics(k: Lowering, kernel: NormKernel, team: Team, x: Operand) -> Operand:
@@ -103,7 +103,11 @@ def _dispatch(
 ) -> None:
     grouped = kernel.groups > 0 and "weight" in bind
     types = {"statistics": "f32"} | ({"weight": "f32", "bias": "f32"} if grouped else {})
-    types |= {"partial": "vec4<f32>", "sums": "vec2<f32>"} if kernel.centered else {"partial": "f32", "sums": "f32"}
+    types |= (
+        {"partial": "vec4<f32>", "chunk_sums": "vec2<f32>"}
+        if kernel.centered
+        else {"partial": "f32", "chunk_sums": "f32"}
+    )
     const: dict[str, int | float] = {**team.const()}
     if stage not in ("statistics", "last"):
         const["EPS"] = kernel.eps
