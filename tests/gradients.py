@@ -76,7 +76,7 @@ def assert_finite_differences(
     differ by decades, or lie close together far from zero.
     """
     exact = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in feeds.items()}
-    found = evaluate(gradients_of(graph, loss), exact)
+    found = {name: a for name, a in evaluate(gradients_of(graph, loss), exact).items() if name.startswith("grad.")}
     rng = np.random.default_rng(1)
     assert found
     for name, gradient in found.items():
@@ -134,7 +134,8 @@ def assert_kernels(graph: GraphIR, feeds: Mapping[str, Array], loss: str = "loss
     feeds = {name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in feeds.items()}
     expected = evaluate(wanted, feeds)
     got = harness.run(harness.compile_graph(wanted, **options), feeds)
-    for name, reference in expected.items():
+    for name, _ in wanted.outputs:
+        reference = expected[name]
         error = np.linalg.norm((got[name] - reference).ravel())
         norm = np.linalg.norm(reference.ravel())
         assert error <= KERNEL_RTOL * norm + 1e-30, f"{name}: error {error} of a norm {norm}"

@@ -157,9 +157,10 @@ class WeightSums:
 
 
 def channel_rows(shape: Sequence[int]) -> Row:
-    """The rows of x [N, C, ...] that belong to one channel each."""
-    flat = (shape[0], shape[1], math.prod(shape[2:]))
-    return row_over(flat, (0, 2)).in_fours()
+    """The rows of x [N, C, ...] that belong to one channel each; the elements of a vec4 are of one image."""
+    spatial = math.prod(shape[2:])
+    row = row_over((shape[0], shape[1], spatial), (0, 2))
+    return row if spatial % 4 else row.in_fours()
 
 
 def lower_weight_sums(
@@ -170,12 +171,14 @@ def lower_weight_sums(
     if rows == 0:
         return
     team = Team.keeping(row, rows)
-    if team.chunks == 1:
+    if team.chunks == 1 and row.count:
         _dispatch_sums(k, sums, team, bind, outs)
         return
-    partial = k.scratch(TensorType((rows, team.chunks, len(outs))))
-    _dispatch_sums(k, sums, team, bind, {"partial": partial})
-    _dispatch_sums(k, sums, Team.of(rows_of(rows, team.chunks), rows), {"partial": partial}, outs)
+    chunks = team.chunks if row.count else 0  # of nothing nothing is read, and the sum is 0
+    partial = k.scratch(TensorType((rows, chunks, len(outs))))
+    if chunks:
+        _dispatch_sums(k, sums, team, bind, {"partial": partial})
+    _dispatch_sums(k, sums, Team.of(rows_of(rows, chunks), rows), {"partial": partial}, outs)
 
 
 def _dispatch_sums(
