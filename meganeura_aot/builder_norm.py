@@ -6,8 +6,9 @@ from .builder_ops import Operators
 from .errors import GraphError
 from .graph import DType
 from .op import Op
+from .ops.batch_norm import BatchNorm, BatchNormTraining, RunningAverage
 from .ops.loss import BceLoss, CrossEntropyLoss, L1Loss, MseLoss
-from .ops.norm import BatchNorm, GroupNorm, LayerNorm, RmsNorm
+from .ops.norm import GroupNorm, LayerNorm, RmsNorm
 from .tensor import Number, Tensor
 
 
@@ -15,6 +16,9 @@ class NormOperators(Operators):
     """Everything that looks at whole rows, or at whole parameters."""
 
     def apply_many(self, op: Op, *inputs: Tensor | Number) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
         raise NotImplementedError
 
     # norms
@@ -53,8 +57,15 @@ class NormOperators(Operators):
         w: Tensor | None = None,
         b: Tensor | None = None,
         eps: float = 1e-5,
+        training: bool = False,
+        momentum: float = 0.1,
     ) -> Tensor:
-        """(x - mean) / sqrt(variance + eps) * w + b for each channel of x [N, C, ...] with given statistics, all [C]"""
+        """(x - mean) / sqrt(variance + eps) * w + b for each channel of x [N, C, ...] with given statistics, all [C]
+
+        training: with the statistics of the batch over all axes but 1 instead, through which gradients flow. mean and
+        variance are states then, which become (1 - momentum) * state + momentum * that of the batch; the variance of the
+        batch is biased in y and unbiased in the state, as in PyTorch.
+        """
         if x.rank < 2:
             raise GraphError(f"batch_norm: expected rank 2 or more, got {x.type}")
         channels = x.shape[1:2]
@@ -62,10 +73,28 @@ class NormOperators(Operators):
             if tensor is not None and tensor.shape != channels:
                 raise GraphError(f"batch_norm: expected statistics and weights of {list(channels)}, got {tensor.type}")
         spread = (*channels, *(1,) * (x.rank - 2))
+        if training:
+            return self._batch_norm_training(x, (mean, variance), (w, b), float(eps), float(momentum))
         mean, variance = self.reshape(mean, spread), self.reshape(variance, spread)
         scale = 1.0 if w is None else self.reshape(w, spread)
         shift = 0.0 if b is None else self.reshape(b, spread)
         return self.apply(BatchNorm(float(eps)), x, mean, variance, scale, shift)
+
+    def _batch_norm_training(
+        self,
+        x: Tensor,
+        running: tuple[Tensor, Tensor],
+        weights: tuple[Tensor | None, Tensor | None],
+        eps: float,
+        momentum: float,
+    ) -> Tensor:
+        w, b = weights
+        inputs = (x,) if w is None else (x, w) if b is None else (x, w, b)
+        y, *batch = self.apply_many(BatchNormTraining(eps), *inputs)
+        count = x.type.size // x.shape[1] if x.shape[1] else 2
+        for state, of_batch, factor in zip(running, batch, (1.0, count / (count - 1)), strict=True):
+            self.assign(state, self.apply(RunningAverage(1 - momentum, momentum * factor), state, of_batch))
+        return self.add(y, self.reshape(b, (*b.shape, *(1,) * (x.rank - 2)))) if w is None and b is not None else y
 
     # losses: f32 scalars
 

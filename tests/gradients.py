@@ -122,7 +122,7 @@ def assert_finite_differences(
     rtol is relative to the sum of the absolute values of what makes the slope.
     """
     exact = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in feeds.items()}
-    found = evaluate(gradients_of(graph, loss), exact)
+    found = {name: a for name, a in evaluate(gradients_of(graph, loss), exact).items() if name.startswith("grad.")}
     parts = terms_of(graph, loss)
     rng = np.random.default_rng(1)
     assert found
@@ -153,7 +153,8 @@ def assert_kernels(graph: GraphIR, feeds: Mapping[str, Array], loss: str = "loss
     got = harness.run(harness.compile_graph(wanted, **options), feeds)
     forward = evaluate(graph, feeds)
     rounding = KERNEL_ROUNDING * np.linalg.norm([np.linalg.norm(forward[name]) for name in terms_of(graph, loss)])
-    for name, reference in expected.items():
+    for name, _ in wanted.outputs:
+        reference = expected[name]
         error = np.linalg.norm((got[name] - reference).ravel())
         norm = np.linalg.norm(reference.ravel())
         assert error <= KERNEL_RTOL * norm + rounding + FLUSHED, f"{name}: error {error} of a norm {norm}"

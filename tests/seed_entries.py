@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meganeura_aot import Graph, Tensor
+from meganeura_aot.op import Op
+from meganeura_aot.ops.norm_grad import GroupNormGradX, LayerNormGradX, RmsNormGradX
+from meganeura_aot.ops.norm_grad_w import GroupNormGradWB, LayerNormGradWB, RmsNormGradW
 from meganeura_aot.ops.optimizer import AdamUpdate, SgdUpdate, Update
 
 Build = Callable[[Graph], Tensor]
@@ -63,6 +66,14 @@ def group_norm(activation: str = "") -> Build:
     def build(g: Graph) -> Tensor:
         x, w, b = g.input("x", (2, 8, 5, 7)), g.parameter("w", (8,)), g.parameter("b", (8,))
         return g.group_norm(x, 4, w, b, activation=activation)
+
+    return build
+
+
+def norm_grad(op: Callable[..., Op], shape: tuple[int, ...], *more: tuple[int, ...]) -> Build:
+    def build(g: Graph) -> Tensor:
+        others = (g.input(f"x{i}", each) for i, each in enumerate(more))
+        return g.apply(op(), g.input("dy", shape), g.input("x", shape), *others)
 
     return build
 
@@ -165,16 +176,16 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "SwiGLUConcat": one("swiglu_concat", (3, 66)),
     "SwiGLUConcatGrad": swiglu_concat_grad,
     "SumRows": lambda g: g.sum(g.input("x", (65, 33)), axes=0),
-    "RmsNormGradW": WITH_TRAINING,
-    "RmsNormGradX": WITH_TRAINING,
-    "LayerNormGradWB": WITH_TRAINING,
-    "LayerNormGradX": WITH_TRAINING,
+    "RmsNormGradW": norm_grad(RmsNormGradW, (33, 65), (33,)),
+    "RmsNormGradX": norm_grad(RmsNormGradX, (3, 65), (65,)),
+    "LayerNormGradWB": norm_grad(LayerNormGradWB, (33, 65), (33, 3)),
+    "LayerNormGradX": norm_grad(LayerNormGradX, (3, 65), (65,)),
     "FusedRmsNormMatMul": rms_matmul,
     "RmsNormRsqrt": lambda g: g.rsqrt(g.mean(g.mul(*[g.input("x", (3, 65))] * 2), axes=1) + 1e-5),
     "GroupNorm": group_norm(),
     "GroupNormSilu": group_norm("silu"),
-    "GroupNormGradInput": WITH_TRAINING,
-    "GroupNormGradWeightBias": WITH_TRAINING,
+    "GroupNormGradInput": norm_grad(lambda: GroupNormGradX(4), (2, 8, 5, 7), (8,)),
+    "GroupNormGradWeightBias": norm_grad(GroupNormGradWB, (2, 8, 5, 7), (2, 4, 3)),
     "Concat": lambda g: g.concat([g.input("a", (2, 3, 5)), g.input("b", (2, 4, 5))], axis=1),
     "SplitA": split(0),
     "SplitB": split(1),

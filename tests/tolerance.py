@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.op import Op
+from meganeura_aot.ops.batch_norm import BatchNorm
 from meganeura_aot.ops.conv import ConvOp
 from meganeura_aot.ops.matmul import MatMul
 from meganeura_aot.ops.pool import AvgPool
@@ -99,11 +100,50 @@ def batch_norm_bound(op: Any, x: Array, mean: Array, variance: Array, scale: Arr
     return CONTRACTION * np.sqrt(2) * np.abs(spread) + SMALLEST_NORMAL
 
 
+def batch_norm_training_bound(op: Any, x: Array, *weights: Array) -> tuple[Array, ...]:
+    """The allowed errors of y, which is that with given statistics, and of the means of numbers and of squares."""
+    mean, variance = op.reference(x)[1:]
+    spread = (-1, *(1,) * (x.ndim - 2))
+    w, b = (t.reshape(spread) for t in (*weights, *(np.ones(x.shape[1]), np.zeros(x.shape[1]))[len(weights) :]))
+    given = BatchNorm(op.eps)
+    y = batch_norm_bound(given, x, mean.reshape(spread), variance.reshape(spread), w, b)
+    length = np.sqrt(x.size / x.shape[1])
+    return y, CONTRACTION * length * op.reference(np.abs(x))[1] + SMALLEST_NORMAL, RTOL * variance + SMALLEST_NORMAL
+
+
+def norm_grad_bound(op: Any, *inputs: Array) -> tuple[Array, ...]:
+    """The allowed errors of the gradient of a row, whose terms may cancel, and of its statistics."""
+    return tuple((RTOL + ATOL) * size + SMALLEST_NORMAL for size in op.magnitude(*inputs))
+
+
+def weight_sum_bound(op: Any, *inputs: Array) -> Any:
+    """The allowed error of the gradient of weights: that of a contraction."""
+    sizes = op.magnitude(*inputs)
+    each = sizes if isinstance(sizes, tuple) else (sizes,)
+    return tuple(CONTRACTION * size + SMALLEST_NORMAL for size in each)
+
+
+def batch_norm_grad_bound(op: Any, dy: Array, x: Array, *each: Array) -> Array:
+    """The allowed error of a sum of three terms that may cancel: a contraction of that length."""
+    mean, variance, w, dw, db = each
+    size = op.reference(np.abs(dy), np.abs(x), -np.abs(mean), variance, np.abs(w), -np.abs(dw), -np.abs(db))
+    return CONTRACTION * np.sqrt(3) * size + SMALLEST_NORMAL
+
+
 # The allowed error of operators that are not held to the pointwise rule, from the operator and its inputs; a tuple for
-# operators of several outputs, whose shapes differ.
+# operators of several outputs.
 BOUNDS: dict[str, Callable[..., Any]] = {
     "attention": attention_bound,
     "batch_norm": batch_norm_bound,
+    "batch_norm_grad_wb": weight_sum_bound,
+    "batch_norm_grad_x": batch_norm_grad_bound,
+    "batch_norm_training": batch_norm_training_bound,
+    "group_norm_grad_wb": weight_sum_bound,
+    "group_norm_grad_x": norm_grad_bound,
+    "layer_norm_grad_wb": weight_sum_bound,
+    "layer_norm_grad_x": norm_grad_bound,
+    "rms_norm_grad_w": weight_sum_bound,
+    "rms_norm_grad_x": norm_grad_bound,
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
     "avg_pool": pool_bound,
     "pad_grad": pad_grad_bound,
@@ -122,14 +162,14 @@ BOUNDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def bound(op: Op, inputs: Sequence[Array], ref: Array) -> Array:
+def bound(op: Op, inputs: Sequence[Array], ref: Array, port: int = 0) -> Array:
     """The allowed error of an operator's output."""
     if ref.dtype.kind != "f" or op.tolerance == "exact":
         return np.zeros(ref.shape)
     if op.name not in BOUNDS:
         return pointwise_bound(ref)
     allowed = BOUNDS[op.name](op, *inputs)
-    return next(a for a in allowed if a.shape == ref.shape) if isinstance(allowed, tuple) else allowed
+    return np.asarray(allowed[port] if isinstance(allowed, tuple) else allowed)
 
 
 def assert_within(got: Array, ref: Array, allowed: Array, what: str = "") -> None:

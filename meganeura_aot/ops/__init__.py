@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    batch_norm,
     cache,
     conv,
     dropout,
@@ -12,6 +13,8 @@ from . import (
     loss_grad,
     matmul,
     norm,
+    norm_grad,
+    norm_grad_w,
     optimizer,
     pointwise_grad,
     pointwise_table,
@@ -22,14 +25,15 @@ from . import (
     resample,
     resample_grad,
     rope,
-    softmax_grad,
     scatter,
+    softmax_grad,
     sort,
     state,
 )
 
 __all__ = [
     "attention",
+    "batch_norm",
     "cache",
     "conv",
     "dropout",
@@ -40,6 +44,8 @@ __all__ = [
     "loss_grad",
     "matmul",
     "norm",
+    "norm_grad",
+    "norm_grad_w",
     "optimizer",
     "pointwise_grad",
     "pointwise_table",
@@ -50,8 +56,8 @@ __all__ = [
     "resample",
     "resample_grad",
     "rope",
-    "softmax_grad",
     "scatter",
+    "softmax_grad",
     "sort",
     "state",
 ]
