@@ -14,6 +14,7 @@ import numpy as np
 
 from meganeura_aot.op import Op
 from meganeura_aot.ops.conv import ConvOp
+from meganeura_aot.ops.conv_grad import ConvGradWeight
 from meganeura_aot.ops.matmul import MatMul
 from meganeura_aot.ops.pool import AvgPool
 
@@ -77,6 +78,12 @@ def conv_bound(op: ConvOp, x: Array, w: Array) -> Array:
     return CONTRACTION * np.sqrt(max(depth, 1)) * op.product(np.abs(x), np.abs(w)) + SMALLEST_NORMAL
 
 
+def conv_grad_bound(op: ConvGradWeight, dy: Array, x: Array) -> Array:
+    """The allowed error of the gradient of weights: a sum has a term for every position of every image."""
+    depth = dy.shape[0] * int(np.prod(dy.shape[2:]))
+    return CONTRACTION * np.sqrt(max(depth, 1)) * op.reference(np.abs(dy), np.abs(x)) + SMALLEST_NORMAL
+
+
 def pool_bound(op: AvgPool, x: Array) -> Array:
     """The allowed error of the mean of a window."""
     return CONTRACTION * np.sqrt(np.prod(op.kernel)) * op.reference(np.abs(x)) + SMALLEST_NORMAL
@@ -96,6 +103,7 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "matmul": lambda op, a, b, *extras: contraction_bound(op, a, b),
     "avg_pool": pool_bound,
     "conv": lambda op, x, w, *extras: conv_bound(op, x, w),
+    "conv_grad_weight": conv_grad_bound,
     "conv_transpose": lambda op, x, w, *extras: conv_bound(op, x, w),
     "sum": sum_bound,
     "mean": sum_bound,

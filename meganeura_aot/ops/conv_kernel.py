@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 from ..graph import TensorType
 from ..op import Lowering, Operand
 from .epilogue import EpilogueOp
-from .pointwise import GROUP
+from .pointwise import GROUP, Array
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ def forward_axis(size: int, out: int, kernel: int, stride: int, dilation: int, b
     return Axis(size, out, stride, kernel, dilation, -before, kernel, out)
 
 
+TRIVIAL = forward_axis(1, 1, 1, 1, 1, 0)  # stands for y where there is only x
+
+
 def transposed_axes(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> list[Axis]:
     """A transposed convolution: output o = i * stride + t * dilation - before, solved for i.
 
@@ -69,6 +73,19 @@ def transposed_axes(size: int, out: int, kernel: int, stride: int, dilation: int
             Axis(size, positions, 1, len(taps), step, origin, kernel, out, first, every, residue, stride),
         )
     return axes
+
+
+def grouped(x: Array, groups: int) -> Array:
+    """[N, groups, channels of a group, ...]"""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
+def met(
+    tap: Sequence[int], counts: Sequence[int], dilation: Sequence[int], stride: Sequence[int]
+) -> tuple[slice | EllipsisType, ...]:
+    """The index of what `counts` positions along each axis meet at this tap, in the padded array."""
+    numbers = zip(tap, counts, dilation, stride, strict=True)
+    return (..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, n, d, s in numbers))
 
 
 @dataclass(frozen=True)
