@@ -160,6 +160,8 @@ def test_sums_in_parts(rows: int, size: tuple[int, int], images: int) -> None:
         dy, x = (images, rows, *size), (images, 5, *size)
         title = grad_weight(dy, x, target, kernel=(3, 3), before=(1, 1), twins=target == "webgpu")
         assert target == "cpu" or ("threads divide" in title) == (rows == 4)
+    two_groups = (images, 2 * rows, *size), (images, 10, *size)
+    grad_weight(*two_groups, twins=False, kernel=(3, 3), before=(1, 1), groups=2)
     op = ConvGradWeight((3, 3), before=(1, 1))
     program = compile_graph(graph_of(Sample(op, (TensorType(dy), TensorType(x)))))
     assert [d.label for d in program.plan.dispatches()][:2] == ["conv_grad_weight_parts", "sum_parts"]
