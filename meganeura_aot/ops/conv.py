@@ -75,8 +75,8 @@ class ConvOp(EpilogueOp, register=False):
             form = f"{x} and {w} with groups={self.groups}"
             raise GraphError(f"{self.name}: expected {channels} input channels, got {x.shape[1]} in {form}")
 
-    def launches(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
-        """The axes of every launch that computes a part of the output."""
+    def phases(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
+        """The axes of every part of the output: a kernel computes one, or all."""
         raise NotImplementedError
 
     def lower(self, k: Lowering, x: Operand, w: Operand, *extras: Operand, out: Operand) -> None:
@@ -87,9 +87,10 @@ class ConvOp(EpilogueOp, register=False):
             self._lower_to_product(k, x, w, extras, out)
             return
         channels, rows = x.shape[1] // self.groups, out.shape[1] // self.groups
-        for axes in self.launches(x.shape, w.shape, out.shape):
-            y, x_ = (*[TRIVIAL] * (2 - len(axes)), *axes)
-            launch = Launch(x.shape[0], self.groups, channels, rows, (y, x_), self.transposed)
+        axes = self.phases(x.shape, w.shape, out.shape)
+        phases = tuple((a[0] if len(a) == 2 else TRIVIAL, a[-1]) for a in axes)
+        whole = Launch(x.shape[0], self.groups, channels, rows, phases, self.transposed)
+        for launch in whole.divided(k.target.name):
             dispatch_conv(k, self, launch, x, w, extras, out)
 
     def _lower_to_product(self, k: Lowering, x: Operand, w: Operand, extras: Sequence[Operand], out: Operand) -> None:
@@ -168,7 +169,7 @@ class Conv(ConvOp):
         weight = ConvGradWeight(w.shape[2:], self.stride, self.padding[:axes], self.dilation, self.groups)
         return g.apply(replace(back, output_padding=rest), dy, w), g.apply(weight, dy, x)
 
-    def launches(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
+    def phases(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
         sizes = zip(x[2:], out[2:], w[2:], self.stride, self.dilation, self.padding, strict=False)
         return [tuple(forward_axis(*numbers) for numbers in sizes)]
 
@@ -254,7 +255,7 @@ class ConvTranspose(ConvOp):
         weight = ConvGradWeight(w.shape[2:], self.stride, before, self.dilation, self.groups)
         return g.slice(dx, tuple(slice(size) for size in x.shape)), g.apply(weight, x, dy)
 
-    def launches(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
+    def phases(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
         sizes = zip(x[2:], out[2:], w[2:], self.stride, self.dilation, self.padding, strict=False)
         return list(itertools.product(*(transposed_axes(*numbers) for numbers in sizes)))
 
