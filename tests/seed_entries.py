@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from meganeura_aot import Graph, Tensor
 from meganeura_aot.op import Op
+from meganeura_aot.ops.conv_grad import ConvGradWeight
 from meganeura_aot.ops.norm_grad import GroupNormGradX, LayerNormGradX, RmsNormGradX
 from meganeura_aot.ops.norm_grad_w import GroupNormGradWB, LayerNormGradWB, RmsNormGradW
 from meganeura_aot.ops.optimizer import AdamUpdate, SgdUpdate, Update
@@ -80,6 +81,21 @@ def norm_grad(op: Callable[..., Op], shape: tuple[int, ...], *more: tuple[int, .
 
 def conv(width: int, outputs: int) -> Build:
     return lambda g: g.conv(g.input("x", (2, 3, width, width)), g.parameter("w", (outputs, 3, 3, 3)), padding=1)
+
+
+def conv_grad_input(width: int, channels: int, stride: int = 1) -> Build:
+    """Of x [2, channels, ...]: the transposed convolution of dy."""
+    return lambda g: g.conv_transpose(
+        g.input("dy", (2, 3, width, width)), g.parameter("w", (3, channels, 3, 3)), stride=stride, padding=1
+    )
+
+
+def conv_grad_weight(width: int, outputs: int, channels: int) -> Build:
+    def build(g: Graph) -> Tensor:
+        dy, x = g.input("dy", (2, outputs, width, width)), g.input("x", (2, channels, width, width))
+        return g.apply(ConvGradWeight((3, 3), before=(1, 1)), dy, x)
+
+    return build
 
 
 def optimizer(op: Update) -> Build:
@@ -194,13 +210,13 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "Conv2d": conv(7, 5),
     "Conv2dGemm": conv(24, 64),
     "Conv2dGemmSmall": conv(9, 33),
-    "Conv2dGradInput": WITH_TRAINING,
-    "Conv2dGradInputGemm": WITH_TRAINING,
-    "Conv2dGradInputGemmSmall": WITH_TRAINING,
-    "Conv2dGradInputGemmCoop": WITH_TRAINING,
-    "Conv2dGradWeight": WITH_TRAINING,
-    "Conv2dGradWeightGemm": WITH_TRAINING,
-    "Conv2dGradWeightGemmSmall": WITH_TRAINING,
+    "Conv2dGradInput": conv_grad_input(7, 5),
+    "Conv2dGradInputGemm": conv_grad_input(24, 64),
+    "Conv2dGradInputGemmSmall": conv_grad_input(9, 33),
+    "Conv2dGradInputGemmCoop": conv_grad_input(24, 128, stride=2),
+    "Conv2dGradWeight": conv_grad_weight(7, 5, 3),
+    "Conv2dGradWeightGemm": conv_grad_weight(7, 128, 14),
+    "Conv2dGradWeightGemmSmall": conv_grad_weight(7, 33, 3),
     "CacheWrite": cache_write,
     "CachedAttention": cached_attention,
     "RoPEDynamic": rope_dynamic,

@@ -1,4 +1,4 @@
-"""Transposed convolutions: the adjoint of convolutions, in as many launches as there are residues of the stride."""
+"""Transposed convolutions: the adjoint of convolutions; each residue of the stride is a phase with taps of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, compile_graph
+from meganeura_aot.op import Sample
+from meganeura_aot.ops import conv_kernel
 from meganeura_aot.ops.conv import Conv, ConvTranspose
 from meganeura_aot.ops.conv_kernel import transposed_axes
 from tests import harness
+from tests.test_operators import feeds_of, graph_of
 from tests.tolerance import conv_bound
 
 Array = np.ndarray[Any, Any]
@@ -90,3 +93,33 @@ def test_a_stride_of_the_kernel_size(target: str) -> None:
         got = harness.check(g, feeds, slack={"y": bound + 1e-6}, target=target)["y"]
         if stride > kernel:
             np.testing.assert_array_equal(got[0, :, 2, 2], feeds["b"])
+
+
+def convolve(x: tuple[int, ...], w: tuple[int, ...], **attributes: Any) -> list[str]:
+    """Check a transposed convolution; the labels of its dispatches."""
+    g = Graph()
+    g.set_outputs({"y": g.conv_transpose(g.input("x", x), g.parameter("w", w), **attributes)})
+    harness.check(g, {"x": normal(*x), "w": normal(*w, seed=1)})
+    return [d.label for d in compile_graph(g).plan.dispatches()]
+
+
+def test_phases_share_a_launch_unless_one_fills_a_gpu() -> None:
+    """Few positions: one launch, in parts of the sums where they are long; many positions: a launch a phase."""
+    assert convolve((2, 12, 4, 5), (12, 20, 3, 3), stride=2) == ["conv_transpose"]
+    assert convolve((2, 300, 4, 5), (300, 20, 3, 3), stride=2) == ["conv_transpose_parts", "sum_parts"]
+    assert convolve((2, 300, 3, 3), (300, 20, 2, 1), stride=3, padding=(1, 0)) == ["conv_transpose_parts", "sum_parts"]
+    assert convolve((1, 300, 9), (300, 33, 3), stride=2, groups=1) == ["conv_transpose_parts", "sum_parts"]
+    assert convolve((1, 600, 5), (600, 66, 3), stride=2, groups=2) == ["conv_transpose_parts", "sum_parts"]
+    assert convolve((1, 2, 129, 129), (2, 9, 3, 3), stride=2) == ["conv_transpose"] * 4
+
+
+@pytest.mark.parametrize("sample", [pytest.param(s, id=str(i)) for i, s in enumerate(ConvTranspose.samples())])
+def test_a_launch_a_phase(sample: Sample, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What large outputs do, on small ones."""
+    graph, feeds = graph_of(sample), feeds_of(sample, request)
+    monkeypatch.setattr(conv_kernel, "ENOUGH_GROUPS", 1)
+    harness.check(graph, feeds)
+    out = sample.op.inferred(*sample.inputs)[0].shape[2:]
+    assert isinstance(sample.op, ConvTranspose)
+    phases = np.prod([min(pair) for pair in zip(sample.op.stride, out, strict=True)])
+    assert len(list(compile_graph(graph).plan.dispatches())) in (0, phases)

@@ -22,6 +22,7 @@ WITHOUT_GRADIENT = {  # they change states, which the loss does not look behind,
     "sgd_update",
     "adam_update",
     "adamw_update",
+    "conv_grad_weight",
 }
 UNSMOOTH = ("special", "zero", "outside")  # draws whose numbers have no slope, by their first word
 MILD = {

@@ -15,6 +15,7 @@ import numpy as np
 from meganeura_aot.op import Op
 from meganeura_aot.ops.batch_norm import BatchNorm
 from meganeura_aot.ops.conv import ConvOp
+from meganeura_aot.ops.conv_grad import ConvGradWeight
 from meganeura_aot.ops.matmul import MatMul
 from meganeura_aot.ops.pool import AvgPool
 
@@ -76,6 +77,12 @@ def conv_bound(op: ConvOp, x: Array, w: Array) -> Array:
     """The allowed error of a convolution: a sum has a term for every input channel of a group and every tap."""
     depth = x.shape[1] // op.groups * int(np.prod(w.shape[2:]))
     return CONTRACTION * np.sqrt(max(depth, 1)) * op.product(np.abs(x), np.abs(w)) + SMALLEST_NORMAL
+
+
+def conv_grad_bound(op: ConvGradWeight, dy: Array, x: Array) -> Array:
+    """The allowed error of the gradient of weights: a sum has a term for every position of every image."""
+    depth = dy.shape[0] * int(np.prod(dy.shape[2:]))
+    return CONTRACTION * np.sqrt(max(depth, 1)) * op.reference(np.abs(dy), np.abs(x)) + SMALLEST_NORMAL
 
 
 def pool_bound(op: AvgPool, x: Array) -> Array:
@@ -150,6 +157,7 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "avg_pool_grad": pool_grad_bound,
     "max_pool_grad": pool_grad_bound,
     "conv": lambda op, x, w, *extras: conv_bound(op, x, w),
+    "conv_grad_weight": conv_grad_bound,
     "conv_transpose": lambda op, x, w, *extras: conv_bound(op, x, w),
     "sum": sum_bound,
     "mean": sum_bound,

@@ -13,12 +13,11 @@ import numpy as np
 from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Operand, Sample
-from .conv_kernel import Axis, Launch, dispatch_conv, forward_axis, transposed_axes
+from .conv_grad import ConvGradWeight
+from .conv_kernel import TRIVIAL, Axis, Launch, dispatch_conv, forward_axis, grouped, met, transposed_axes
 from .epilogue import EpilogueOp
 from .matmul import MatMul
 from .pointwise import Array, Step, evaluate_steps
-
-TRIVIAL = forward_axis(1, 1, 1, 1, 1, 0)  # stands for y where there is only x
 
 
 class ConvOp(EpilogueOp, register=False):
@@ -76,17 +75,8 @@ class ConvOp(EpilogueOp, register=False):
             form = f"{x} and {w} with groups={self.groups}"
             raise GraphError(f"{self.name}: expected {channels} input channels, got {x.shape[1]} in {form}")
 
-    def grouped(self, x: Array) -> Array:
-        """[N, groups, channels of a group, ...]"""
-        return x.reshape(x.shape[0], self.groups, x.shape[1] // self.groups, *x.shape[2:])
-
-    def met(self, tap: Sequence[int], counts: Sequence[int]) -> tuple[Any, ...]:
-        """The index of what `counts` positions along each axis meet at this tap, in the padded array."""
-        numbers = zip(tap, counts, self.dilation, self.stride, strict=True)
-        return (..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, n, d, s in numbers))
-
-    def launches(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
-        """The axes of every launch that computes a part of the output."""
+    def phases(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
+        """The axes of every part of the output: a kernel computes one, or all."""
         raise NotImplementedError
 
     def lower(self, k: Lowering, x: Operand, w: Operand, *extras: Operand, out: Operand) -> None:
@@ -97,9 +87,10 @@ class ConvOp(EpilogueOp, register=False):
             self._lower_to_product(k, x, w, extras, out)
             return
         channels, rows = x.shape[1] // self.groups, out.shape[1] // self.groups
-        for axes in self.launches(x.shape, w.shape, out.shape):
-            y, x_ = (*[TRIVIAL] * (2 - len(axes)), *axes)
-            launch = Launch(x.shape[0], self.groups, channels, rows, (y, x_), self.transposed)
+        axes = self.phases(x.shape, w.shape, out.shape)
+        phases = tuple((a[0] if len(a) == 2 else TRIVIAL, a[-1]) for a in axes)
+        whole = Launch(x.shape[0], self.groups, channels, rows, phases, self.transposed)
+        for launch in whole.divided(k.target.name):
             dispatch_conv(k, self, launch, x, w, extras, out)
 
     def _lower_to_product(self, k: Lowering, x: Operand, w: Operand, extras: Sequence[Operand], out: Operand) -> None:
@@ -161,15 +152,24 @@ class Conv(ConvOp):
         axes = range(x.ndim - 2)
         sizes = self.sizes(x.shape, w.shape)
         around = [(self.padding[axis], self.padding[axis + len(axes)]) for axis in axes]
-        padded = self.grouped(np.pad(x, [(0, 0), (0, 0), *around]))
+        padded = grouped(np.pad(x, [(0, 0), (0, 0), *around]), self.groups)
         weights = w.reshape(self.groups, w.shape[0] // self.groups, w.shape[1], math.prod(w.shape[2:]))
         total = np.zeros((x.shape[0], self.groups, weights.shape[1], math.prod(sizes)))
         for index, tap in enumerate(itertools.product(*map(range, w.shape[2:]))):
-            values = padded[self.met(tap, sizes)].reshape(*padded.shape[:3], math.prod(sizes))
+            values = padded[met(tap, sizes, self.dilation, self.stride)].reshape(*padded.shape[:3], math.prod(sizes))
             total += weights[..., index] @ values
         return total.reshape(x.shape[0], w.shape[0], *sizes)
 
-    def launches(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any, w: Any) -> tuple[Any, ...]:
+        """Of x: the transposed convolution, which gets back what the stride left over as its output_padding."""
+        axes = len(self.stride)
+        back = ConvTranspose(self.stride, self.padding, (0,) * axes, self.dilation, self.groups)
+        reached = zip(x.shape[2:], self.padding, self.padding[axes:], back.full_sizes(y.shape, w.shape), strict=False)
+        rest = tuple(size + before + after - full for size, before, after, full in reached)
+        weight = ConvGradWeight(w.shape[2:], self.stride, self.padding[:axes], self.dilation, self.groups)
+        return g.apply(replace(back, output_padding=rest), dy, w), g.apply(weight, dy, x)
+
+    def phases(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
         sizes = zip(x[2:], out[2:], w[2:], self.stride, self.dilation, self.padding, strict=False)
         return [tuple(forward_axis(*numbers) for numbers in sizes)]
 
@@ -237,16 +237,25 @@ class ConvTranspose(ConvOp):
         axes = range(x.ndim - 2)
         images, channels = x.shape[0], w.shape[1] * self.groups
         sizes = self.full_sizes(x.shape, w.shape)
-        values = self.grouped(x).reshape(images, self.groups, x.shape[1] // self.groups, math.prod(x.shape[2:]))
+        values = grouped(x, self.groups).reshape(images, self.groups, x.shape[1] // self.groups, math.prod(x.shape[2:]))
         weights = w.reshape(self.groups, w.shape[0] // self.groups, w.shape[1], math.prod(w.shape[2:])).swapaxes(1, 2)
         total = np.zeros((images, self.groups, w.shape[1], *sizes))
         for index, tap in enumerate(itertools.product(*map(range, w.shape[2:]))):
             part = weights[..., index] @ values
-            total[self.met(tap, x.shape[2:])] += part.reshape(images, self.groups, w.shape[1], *x.shape[2:])
+            total[met(tap, x.shape[2:], self.dilation, self.stride)] += part.reshape(
+                images, self.groups, w.shape[1], *x.shape[2:]
+            )
         kept: list[Any] = [slice(self.padding[axis], sizes[axis] - self.padding[axis + len(axes)]) for axis in axes]
         return np.asarray(total.reshape(images, channels, *sizes)[..., *kept])
 
-    def launches(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
+    def gradient(self, g: Any, dy: Any, y: Any, x: Any, w: Any) -> tuple[Any, ...]:
+        """Both are those of a convolution from y to x; an output_padding over the stride gives it too many positions."""
+        dx = g.apply(Conv(self.stride, self.padding, self.dilation, self.groups), dy, w)
+        before = self.padding[: len(self.stride)]
+        weight = ConvGradWeight(w.shape[2:], self.stride, before, self.dilation, self.groups)
+        return g.slice(dx, tuple(slice(size) for size in x.shape)), g.apply(weight, x, dy)
+
+    def phases(self, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[Axis, ...]]:
         sizes = zip(x[2:], out[2:], w[2:], self.stride, self.dilation, self.padding, strict=False)
         return list(itertools.product(*(transposed_axes(*numbers) for numbers in sizes)))
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import Any
 
 from ..graph import TensorType
 from ..op import Lowering, Operand
 from .epilogue import EpilogueOp
-from .pointwise import GROUP
+from .pointwise import GROUP, Array
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Axis:
     every_tap: int = 1
     first_out: int = 0
     every_out: int = 1
+    before: int = 0  # of a transposed convolution: its padding
 
     @property
     def leaves_input(self) -> bool:
@@ -50,6 +52,9 @@ class Axis:
 def forward_axis(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Axis:
     """A convolution: output p reads input p * stride + t * dilation - before."""
     return Axis(size, out, stride, kernel, dilation, -before, kernel, out)
+
+
+TRIVIAL = forward_axis(1, 1, 1, 1, 1, 0)  # stands for y where there is only x
 
 
 def transposed_axes(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> list[Axis]:
@@ -66,9 +71,22 @@ def transposed_axes(size: int, out: int, kernel: int, stride: int, dilation: int
         positions = -(-(out - residue) // stride)
         step, every = -(dilation // common), stride // common
         axes.append(
-            Axis(size, positions, 1, len(taps), step, origin, kernel, out, first, every, residue, stride),
+            Axis(size, positions, 1, len(taps), step, origin, kernel, out, first, every, residue, stride, before),
         )
     return axes
+
+
+def grouped(x: Array, groups: int) -> Array:
+    """[N, groups, channels of a group, ...]"""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
+def met(
+    tap: Sequence[int], counts: Sequence[int], dilation: Sequence[int], stride: Sequence[int]
+) -> tuple[slice | EllipsisType, ...]:
+    """The index of what `counts` positions along each axis meet at this tap, in the padded array."""
+    numbers = zip(tap, counts, dilation, stride, strict=True)
+    return (..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, n, d, s in numbers))
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,7 @@ def _cpu(rows: int, columns: int, terms: int, channel_groups: int, whole: bool) 
 class Launch:
     """What one launch computes: `channel_groups` groups of `channels` input and `rows` output channels, in all images.
 
+    phases: the axes y and x of one part of the output, or of each, the first of which has the most positions.
     transposed: the weights are stored by input channel, then output channel of the group, not the other way round.
     """
 
@@ -189,61 +208,90 @@ class Launch:
     channel_groups: int
     channels: int
     rows: int
-    axes: tuple[Axis, Axis]
+    phases: tuple[tuple[Axis, Axis], ...]
     transposed: bool
 
     @property
+    def merged(self) -> bool:
+        return len(self.phases) > 1
+
+    @property
     def positions(self) -> int:
-        return self.axes[0].positions * self.axes[1].positions
+        return self.phases[0][0].positions * self.phases[0][1].positions
 
     @property
     def terms(self) -> int:
-        return self.channels * self.axes[0].taps * self.axes[1].taps
+        return self.channels * max(y.taps * x.taps for y, x in self.phases)
 
     @property
     def spread(self) -> bool:
         """Whether neighbouring positions are apart in the output."""
-        return any(axis.every_out != 1 for axis in self.axes)
+        return any(axis.every_out != 1 for axis in self.phases[0])
 
     def choose(self, target: str) -> ConvKernel:
-        columns = self.images * self.positions
-        return choose_kernel(self.rows, columns, self.terms, self.channel_groups, target, whole=not self.spread)
+        groups, whole = self.channel_groups * len(self.phases), self.merged or not self.spread
+        return choose_kernel(self.rows, self.images * self.positions, self.terms, groups, target, whole)
+
+    def divided(self, target: str) -> list[Launch]:
+        """A launch for each phase, or this one for all of them where one alone would not fill a GPU."""
+        alone = [replace(self, phases=(phase,)) for phase in self.phases]
+        fills = target == "cpu" or alone[0].choose(target).groups >= ENOUGH_GROUPS
+        return alone if fills or not self.merged else [self]
 
     def variant(self) -> dict[str, Any]:
         """The template variables that depend on the geometry."""
-        return {
+        variant = {
             "transposed": self.transposed,
             "spread": self.spread,
-            "guard_y": self.axes[0].leaves_input,
-            "guard_x": self.axes[1].leaves_input,
+            "merged": self.merged,
+            "guard_y": any(y.leaves_input for y, _ in self.phases),
+            "guard_x": any(x.leaves_input for _, x in self.phases),
             "w_pad": 0 if self.transposed else 1,
         }
+        return variant | ({"edge_n": True, "edge_k": True} if self.merged else {})
 
     def constants(self) -> dict[str, int]:
         """The overrides that depend on the geometry."""
-        height, width = self.axes
+        height, width = self.phases[0]
         const = {
             "M": self.channel_groups * self.rows,
             "N": height.out * width.out,
             "CHANNEL_GROUPS": self.channel_groups,
             "ROWS": self.rows,
             "CHANNELS": self.channels,
-            "COLUMNS": self.images * self.positions,
-            "TERMS": self.terms,
-            "POSITIONS": self.positions,
-            "WIDTH": width.positions,
             "H": height.size,
             "W": width.size,
         }
-        for name, axis in zip("YX", self.axes, strict=True):
-            const |= {f"TAPS_{name}": max(axis.taps, 1), f"STRIDE_{name}": axis.stride}
-            const |= {f"STEP_{name}": axis.step, f"ORIGIN_{name}": axis.origin}
+        const |= self._constants_of_phases() if self.merged else self._constants_of_phase()
+        for name, axis in zip("YX", self.phases[0], strict=True):
+            const |= {f"STRIDE_{name}": axis.stride, f"STEP_{name}": axis.step}
             if self.transposed:
-                const |= {f"KERNEL_{name}": axis.kernel, f"FIRST_TAP_{name}": axis.first_tap}
-                const |= {f"EVERY_TAP_{name}": axis.every_tap}
+                const |= {f"KERNEL_{name}": axis.kernel, f"EVERY_TAP_{name}": axis.every_tap}
             if self.spread:
-                const |= {f"FIRST_OUT_{name}": axis.first_out, f"EVERY_OUT_{name}": axis.every_out}
+                const |= {f"EVERY_OUT_{name}": axis.every_out}
         return const | ({"OUT_WIDTH": width.out} if self.spread else {})
+
+    def _constants_of_phase(self) -> dict[str, int]:
+        """What differs between phases, where there is one."""
+        const = {"COLUMNS": self.images * self.positions, "TERMS": self.terms}
+        const |= {"POSITIONS": self.positions, "WIDTH": self.phases[0][1].positions}
+        for name, axis in zip("YX", self.phases[0], strict=True):
+            const |= {f"TAPS_{name}": max(axis.taps, 1), f"ORIGIN_{name}": axis.origin}
+            if self.transposed:
+                const[f"FIRST_TAP_{name}"] = axis.first_tap
+            if self.spread:
+                const[f"FIRST_OUT_{name}"] = axis.first_out
+        return const
+
+    def _constants_of_phases(self) -> dict[str, int]:
+        """What the kernel computes it from, where there are several."""
+        height, width = self.phases[0]
+        const = {"IMAGES": self.images, "MOST_COLUMNS": self.images * self.positions, "OUT_HEIGHT": height.out}
+        const |= {"PHASES": len(self.phases), "PHASES_X": min(width.every_out, width.out)}
+        for name, axis in zip("YX", self.phases[0], strict=True):
+            dilation = -axis.step * axis.every_out // axis.every_tap
+            const |= {f"BEFORE_{name}": axis.before, f"DILATION_{name}": dilation}
+        return const
 
 
 def dispatch_conv(
@@ -252,7 +300,7 @@ def dispatch_conv(
     """One launch, with op's epilogue in the store; sums in parts need a second dispatch that adds them."""
     kernel = launch.choose(k.target.name)
     bound, finish = op.lower_epilogue(extras, out)
-    variant = {**launch.variant(), **kernel.variant, "title": op.name}
+    variant = {**kernel.variant, **launch.variant(), "title": op.name}
     const = {**launch.constants(), **kernel.constants, "GROUPS": kernel.groups}
     if kernel.parts == 1:
         bind = {"x": x, "w": w, **bound, "out": out}
