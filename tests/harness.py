@@ -143,7 +143,7 @@ def allowed_error(ir: GraphIR, value: Any, feeds: Mapping[str, Array], ref: Arra
     """The rule of the operator that computes `value` from leaves and views of them; the pointwise rule otherwise."""
     node = ir.nodes[value.node]
     arrays = [exact(ir, v, feeds) for v in node.inputs]
-    return pointwise_bound(ref) if any(array is None for array in arrays) else bound(node.op, arrays, ref)
+    return pointwise_bound(ref) if any(array is None for array in arrays) else bound(node.op, arrays, ref, value.port)
 
 
 def exact(ir: GraphIR, value: Any, feeds: Mapping[str, Array]) -> Any:

@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    attention_grad,
     cache,
     conv,
     gather,
@@ -23,6 +24,7 @@ from . import (
 
 __all__ = [
     "attention",
+    "attention_grad",
     "cache",
     "conv",
     "gather",

@@ -8,11 +8,12 @@ from ..graph import GraphIR
 from ..target import Target
 from .epilogue import fuse_epilogue
 from .prune import prune
+from .share_twins import share_twins
 
 Pass = Callable[[GraphIR, Target], GraphIR]
 
 CLEANUP: tuple[Pass, ...] = (prune,)  # always run
-PASSES: tuple[Pass, ...] = (fuse_epilogue,)  # what `optimize=True` adds
+PASSES: tuple[Pass, ...] = (share_twins, fuse_epilogue)  # what `optimize=True` adds
 
 
 def run_passes(graph: GraphIR, target: Target, passes: tuple[Pass, ...]) -> GraphIR:
@@ -22,4 +23,4 @@ def run_passes(graph: GraphIR, target: Target, passes: tuple[Pass, ...]) -> Grap
     return graph
 
 
-__all__ = ["CLEANUP", "PASSES", "Pass", "fuse_epilogue", "prune", "run_passes"]
+__all__ = ["CLEANUP", "PASSES", "Pass", "fuse_epilogue", "prune", "run_passes", "share_twins"]
