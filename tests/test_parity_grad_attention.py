@@ -15,18 +15,23 @@ from tests.gradients import COEFFICIENT, KERNEL_RTOL, gradients_of
 pytestmark = pytest.mark.parity
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (5, 1)])
 @pytest.mark.parametrize("mask", [Full(), Causal(), Causal(9), Window(6)], ids=str)
-@pytest.mark.parametrize(("s", "t", "hd"), [(24, 33, 16), (65, 65, 64), (33, 33, 80), (3, 40, 20)])
-@pytest.mark.parametrize("options", [{}, {"attn_mask": (1, 1), "scale": 0.3}, {"attn_mask": (2, 0), "soft_cap": 2.0}])
-def test_attention(heads: int, kv_heads: int, mask: Mask, s: int, t: int, hd: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "s", "t", "hd", "options"),
+    [
+        (9, 3, 65, 65, 64, {}),
+        (4, 4, 24, 33, 16, {"attn_mask": "rows", "scale": 0.3}),
+        (5, 1, 3, 40, 20, {"attn_mask": "heads", "soft_cap": 2.0}),
+    ],
+)
+def test_attention(heads: int, kv_heads: int, s: int, t: int, hd: int, options: dict[str, Any], mask: Mask) -> None:
     """Of q, k, v, and a mask: a bias [1, S, T] or [2, H, 1, T]. Beside the output, the log-sum-exp is in the loss."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(s * t + hd)
     shapes = {"q": (2, s, heads * hd), "k": (2, t, kv_heads * hd), "v": (2, t, kv_heads * hd)}
     options = dict(options)
     if "attn_mask" in options:
-        shapes["m"] = (1, s, t) if options.pop("attn_mask") == (1, 1) else (2, heads, 1, t)
+        shapes["m"] = (1, s, t) if options.pop("attn_mask") == "rows" else (2, heads, 1, t)
     feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     g = Graph()
     leaves = {name: g.parameter(name, shape) for name, shape in shapes.items()}
