@@ -138,6 +138,10 @@ class Op:
         """For inputs that hold indices, by position: the limit that every index must stay below."""
         return {}
 
+    def fuller(self) -> Op | None:
+        """An operator whose outputs begin with those of this one on the same inputs; None where there is none."""
+        return None
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         """Shapes and attributes that every generated test runs."""

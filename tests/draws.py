@@ -58,7 +58,8 @@ def draw(recipe: str, type_: TensorType, rng: np.random.Generator) -> Array:
         values = rng.normal(size=shape)
         values.reshape(-1)[rng.integers(values.size)] = np.nan
     elif recipe.startswith("mask"):  # to be added to scores: a third hides, and all of the first row (the last axis)
-        hiding = rng.choice([-np.inf, -1e9, -3.4e38], shape)
+        edge = -1e9 if recipe != "mask off the edge" else -2e9
+        hiding = rng.choice([-np.inf, edge, -3.4e38], shape)
         values = np.where(rng.random(shape) < 0.3, hiding, rng.normal(size=shape))
         values.reshape(-1, shape[-1])[0] = hiding.reshape(-1, shape[-1])[0]
         if recipe == "mask with nan":

@@ -62,9 +62,18 @@ def parts(g: Graph) -> None:
     )
 
 
+def twins(g: Graph) -> None:
+    """One with its log-sum-exp: attention on the same q, k and v, whichever is first. Not the one on other keys."""
+    q, k, v = g.input("q", (4, 8)), g.input("k", (6, 8)), g.input("v", (6, 8))
+    plain, other = g.attention(q, k, v, 2), g.attention(q, v, v, 2)
+    full, lse = g.attention_with_lse(q, k, v, 2)
+    g.set_outputs({"sum": plain + full + g.attention(q, k, v, 2), "other": other, "lse": lse})
+
+
 PASS_EXAMPLES = {
     "remove_identities": identities,
     "prune": unused,
+    "share_twins": twins,
     "join_slices": parts,
     "fuse_expand": expansions,
     "fold_constants": constants,

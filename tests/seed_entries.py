@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from meganeura_aot import Graph, Tensor
 from meganeura_aot.op import Op
+from meganeura_aot.ops.attention import Attention
 from meganeura_aot.ops.conv_grad import ConvGradWeight
 from meganeura_aot.ops.norm_grad import GroupNormGradX, LayerNormGradX, RmsNormGradX
 from meganeura_aot.ops.norm_grad_w import GroupNormGradWB, LayerNormGradWB, RmsNormGradW
@@ -46,6 +47,17 @@ def rope_attention(g: Graph) -> Tensor:
     q, k, v = g.input("q", (9, 96)), g.input("k", (9, 32)), g.input("v", (9, 32))
     q, k = g.rope(q, head_dim=16), g.rope(k, head_dim=16)
     return g.causal_attention(q, k, v, heads=6, kv_heads=2)
+
+
+def attention_gradient(of: int) -> Build:
+    """The gradient of q, k or v, as the rule of attention builds it."""
+
+    def build(g: Graph) -> Tensor:
+        inputs = [g.input("q", (9, 96)), g.input("k", (9, 32)), g.input("v", (9, 32))]
+        op, y = Attention(6, 2), g.attention(*inputs, heads=6, kv_heads=2)
+        return op.gradient(g, g.input("dy", (9, 96)), y, *inputs)[of]
+
+    return build
 
 
 def cache_write(g: Graph) -> Tensor:
@@ -183,9 +195,9 @@ SHADER_ENTRIES: dict[str, Build | str] = {
     "FullAttention": attention("full_attention"),
     "CrossAttention": attention("cross_attention", keys=5),
     "MultiHeadAttn": attention("multi_head_attn"),
-    "MultiHeadAttnGradQ": WITH_TRAINING,
-    "MultiHeadAttnGradK": WITH_TRAINING,
-    "MultiHeadAttnGradV": WITH_TRAINING,
+    "MultiHeadAttnGradQ": attention_gradient(0),
+    "MultiHeadAttnGradK": attention_gradient(1),
+    "MultiHeadAttnGradV": attention_gradient(2),
     "SwiGLUGradGate": lambda g: g.swiglu_grad_gate(*(g.input(n, (3, 65)) for n in ("dy", "gate", "up"))),
     "SwiGLUGradUp": lambda g: g.swiglu_grad_up(g.input("dy", (3, 65)), g.input("gate", (3, 65))),
     "SiluGrad": two("silu_grad"),

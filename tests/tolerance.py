@@ -73,6 +73,37 @@ def attention_bound(op: Any, q: Array, k: Array, v: Array, *extras: Array) -> tu
     return out.transpose(0, 2, 1, 3).reshape(q.shape) + SMALLEST_NORMAL, lse.reshape(*q.shape[:-2], *lse.shape[1:])
 
 
+def attention_grad_bound(op: Any, dy: Array, q: Array, k: Array, v: Array, stat: Array, *mask: Array) -> Any:
+    """The allowed errors of the gradients of attention: of products over head_dim, over the keys, over the queries."""
+    size, factor = op.of.sizes(q, k), abs(op.of.factor(op.of.sizes(q, k)))
+    p, _, _, seen = op.pairs(dy, q, k, v, stat, *mask)
+    rows = np.abs(stat).reshape(size.batch, size.heads, size.queries, 2)
+    dys, qs = (op.of.per_head(np.abs(x), size.heads, size) for x in (dy, q))
+    ks, vs = (op.of.per_head(np.abs(x), size.kv_heads, size) for x in (k, v))
+    with np.errstate(all="ignore"):
+        in_scores = np.sqrt(size.head_dim) * factor * (qs @ ks.swapaxes(-1, -2)) + rows[..., :1]
+        ds = p * (dys @ vs.swapaxes(-1, -2) + rows[..., 1:])
+        if op.name == "attention_grad_mask":
+            over = [a for a, n in enumerate((1,) * (4 - mask[0].ndim) + mask[0].shape) if n == 1]
+            count = np.sqrt(np.prod([ds.shape[a] for a in over]))
+            terms = np.where(seen, ds * (in_scores + count + np.sqrt(size.head_dim)), 0)
+            return CONTRACTION * np.nan_to_num(terms).sum(tuple(over)).reshape(mask[0].shape) + SMALLEST_NORMAL
+        length = size.keys if op.name == "attention_grad_q" else size.queries * size.heads // size.kv_heads
+        spread = in_scores + np.sqrt(length) + np.sqrt(size.head_dim)
+        p, ds = (np.nan_to_num(np.where(seen, x * spread, 0), posinf=0) for x in (p, ds * factor))
+        ks, qs, dys = map(np.nan_to_num, (ks, qs, dys))
+        if op.name == "attention_grad_q":
+            return CONTRACTION * op.merged(ds @ ks, q, size) + SMALLEST_NORMAL
+        dk, dv = (op.merged(x.swapaxes(-1, -2) @ rows, k, size) for x, rows in ((ds, qs), (p, dys)))
+    return CONTRACTION * dk + SMALLEST_NORMAL, CONTRACTION * dv + SMALLEST_NORMAL
+
+
+def attention_rows_bound(op: Any, dy: Array, y: Array, lse: Array, *dlse: Array) -> Array:
+    """The allowed error of a dot product, and of a number that is copied."""
+    size = op.reference(np.abs(dy), np.abs(y), np.zeros_like(lse), *(-np.abs(x) for x in dlse))
+    return CONTRACTION * np.sqrt(dy.shape[-1] // op.heads) * size + SMALLEST_NORMAL
+
+
 def conv_bound(op: ConvOp, x: Array, w: Array) -> Array:
     """The allowed error of a convolution: a sum has a term for every input channel of a group and every tap."""
     depth = x.shape[1] // op.groups * int(np.prod(w.shape[2:]))
@@ -141,6 +172,10 @@ def batch_norm_grad_bound(op: Any, dy: Array, x: Array, *each: Array) -> Array:
 # operators of several outputs.
 BOUNDS: dict[str, Callable[..., Any]] = {
     "attention": attention_bound,
+    "attention_grad_rows": attention_rows_bound,
+    "attention_grad_q": attention_grad_bound,
+    "attention_grad_kv": attention_grad_bound,
+    "attention_grad_mask": attention_grad_bound,
     "batch_norm": batch_norm_bound,
     "batch_norm_grad_wb": weight_sum_bound,
     "batch_norm_grad_x": batch_norm_grad_bound,

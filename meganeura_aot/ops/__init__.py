@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    attention_grad,
     batch_norm,
     cache,
     conv,
@@ -34,6 +35,7 @@ from . import (
 
 __all__ = [
     "attention",
+    "attention_grad",
     "batch_norm",
     "cache",
     "conv",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,15 +145,23 @@ class Attention(Op):
             e = np.where(seen, np.exp(scores - top), 0)
             total = e.sum(-1, keepdims=True)
             p = np.where(seen, e / np.where(total == 0, 1, total), 0)
-            values = self.per_head(v, size.kv_heads, size)
-            finite = np.isfinite(values)
-            out = p @ np.where(finite, values, 0)
-            for t in np.flatnonzero(~finite.all(axis=(0, 1, 3))):
-                bad = np.where(finite[:, :, t], 0, values[:, :, t])[:, :, None]
-                out += np.where(seen[..., t, None], p[..., t, None] * bad, 0)
+            out = weighted(p, seen, self.per_head(v, size.kv_heads, size))
             out = out.transpose(0, 2, 1, 3).reshape(q.shape)
             lse = np.where(total == 0, LEAST, top + np.log(total)).reshape(*q.shape[:-2], size.heads, size.queries)
         return (out, lse) if self.with_lse else out
+
+    def fuller(self) -> Attention | None:
+        return None if self.with_lse else replace(self, with_lse=True)
+
+    def gradient(self, g: Any, dy: Any, y: Any, *inputs: Any) -> tuple[Any, ...]:
+        """The log-sum-exp that it needs is that of a twin, which becomes one node with this one (passes/share_twins)."""
+        from .attention_grad import attention_gradient
+
+        if self.split(inputs[3:])[1] is not None:
+            raise NotImplementedError("keys and values in a cache, seen up to a position")
+        if not self.with_lse:
+            dy, y = (dy, None), (y, g.apply_many(replace(self, with_lse=True), *inputs)[1])
+        return attention_gradient(replace(self, with_lse=False), g, dy, y, *inputs)
 
     @staticmethod
     def per_head(x: Array, heads: int, size: Sizes) -> Array:
@@ -246,39 +254,47 @@ class Attention(Op):
         kinds = {"mask": "f32", "position": "u32", "lse": "f32", "stat": "vec2<f32>"}
         kinds |= {"out": "f32"} if choice.template == "attention_decode" else {}
         reads = inputs | ({"mask": bias} if bias else {}) | ({"position": position} if position else {})
-        factor, cap = self.factor(size), self.soft_cap
-        const = {"GROUPS": choice.groups, "BATCH": size.batch, "S": size.queries, "T": size.keys}
-        const |= {"H": size.heads, "G": size.kv_heads}
-        numbers = {"SCALE": factor * LOG2_E} if cap is None else {"SCALE": factor / cap, "CAP": cap * LOG2_E}
-        if not isinstance(self.mask, Full):
-            const["OFFSET"] = self.mask.offset
-        if isinstance(self.mask, Window):
-            const["WINDOW"] = self.mask.size
-        if bias:
-            const |= _broadcast_strides(bias.shape)
+        variant, const = self.structure(size, bias)
         if choice.splits > 1:
             const["SPLITS"] = choice.splits
         k.dispatch(
             choice.template,
             variant={
                 **choice.variant,
-                "hd": size.head_dim,
+                **variant,
                 "reads": [(name, kinds.get(name, element)) for name in reads],
                 "writes": [(name, kinds.get(name, element)) for name in writes],
-                "causal": not isinstance(self.mask, Full),
-                "window": isinstance(self.mask, Window),
-                "mask": bias is not None,
                 "position": "" if position is None else "row" if position.size == size.batch > 1 else "one",
-                "ring": self.ring,
-                "soft_cap": cap is not None,
                 "split": choice.splits > 1,
                 "lse": "lse" in writes,
             },
             bind=reads | writes,
-            const=const | numbers,
+            const={"GROUPS": choice.groups, **const},
             groups=choice.groups,
             label=f"{choice.template}_{size.head_dim}",
         )
+
+    def structure(self, size: Sizes, bias: Operand | None) -> tuple[dict[str, Any], dict[str, int | float]]:
+        """What all kernels of attention are rendered with, and their numbers: sizes, scores and masks."""
+        factor, cap = self.factor(size), self.soft_cap
+        const: dict[str, int | float] = {"BATCH": size.batch, "S": size.queries, "T": size.keys}
+        const |= {"H": size.heads, "G": size.kv_heads}
+        const |= {"SCALE": factor * LOG2_E} if cap is None else {"SCALE": factor / cap, "CAP": cap * LOG2_E}
+        if not isinstance(self.mask, Full):
+            const["OFFSET"] = self.mask.offset
+        if isinstance(self.mask, Window):
+            const["WINDOW"] = self.mask.size
+        if bias is not None:
+            const |= _broadcast_strides(bias.shape)
+        variant = {
+            "hd": size.head_dim,
+            "causal": not isinstance(self.mask, Full),
+            "window": isinstance(self.mask, Window),
+            "mask": bias is not None,
+            "ring": self.ring,
+            "soft_cap": cap is not None,
+        }
+        return variant, const
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -337,6 +353,16 @@ class Attention(Op):
             sample(3, 0, (2, 1), 8, Full(), with_lse=True),
             sample(0, 3, (2, 1), 8, Causal()),
         ]
+
+
+def weighted(weights: Array, seen: Array, values: Array) -> Array:
+    """weights @ values, without any influence of values that are not seen, be they NaN or infinite."""
+    finite = np.isfinite(values)
+    out = np.asarray(weights @ np.where(finite, values, 0))
+    for t in np.flatnonzero(~finite.all(axis=(0, 1, 3))):
+        bad = np.where(finite[:, :, t], 0, values[:, :, t])[:, :, None]
+        out += np.where(seen[..., t, None], weights[..., t, None] * bad, 0)
+    return out
 
 
 def _is_integer(x: Any) -> bool:

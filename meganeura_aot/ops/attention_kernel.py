@@ -4,6 +4,7 @@
     attention_rows     whole queries a thread, for software adapters
     attention_decode   few queries: threads share the keys
     attention_combine  adds the parts where the keys of a query are split over workgroups; alone it writes zeros
+    attention_grad     the tiles of the first, for the gradient of q, or for those of k and v
 
 All keep running maxima and sums, so that nothing of size S x T exists. shaders/parts/attention.wgsl.j2 has what they
 share: bindings, masks, positions.
@@ -45,7 +46,7 @@ class AttentionKernel:
     """A template, the structure it is rendered with, its workgroups, and into how many parts the keys are split."""
 
     template: str
-    variant: Mapping[str, int | bool]
+    variant: Mapping[str, int | bool | str]
     groups: int
     splits: int
 
@@ -71,6 +72,26 @@ def _tiled(sizes: Sizes) -> AttentionKernel:
     splits = min(WANTED_GROUPS // groups, serial // WORTH_SPLITTING, LARGEST_SPLIT)
     splits = max(1, min(splits, sizes.keys // (2 * tile["keys"] * tile["lanes_x"])))
     return AttentionKernel("attention", tile, groups * splits, splits)
+
+
+def choose_gradient(sizes: Sizes, of: str) -> AttentionKernel:
+    """The kernel for the gradient of "q", by tiles of queries which keys pass, or of "kv", the reverse.
+
+    What passes is split over workgroups where there are few: the queries of all heads that share a head of k and v.
+    """
+    own, passing, heads, shared = sizes.queries, sizes.keys, sizes.heads, 1
+    tiles = [(8, 8, 2), (4, 8, 2), (4, 4, 1)]
+    if of == "kv":
+        own, passing, heads, shared = passing, own, sizes.kv_heads, sizes.heads // sizes.kv_heads
+        del tiles[0]  # two sums a row leave registers for half as many rows
+    for rows, lanes_y, cols in tiles:
+        tile = tile_structure(sizes.head_dim, rows, lanes_y, cols)
+        groups = sizes.batch * heads * -(-own // (rows * tile["lanes_y"]))
+        if groups >= ENOUGH_GROUPS:
+            break
+    steps = shared * -(-passing // (tile["keys"] * tile["lanes_x"]))
+    splits = max(1, min(WANTED_GROUPS // max(groups, 1), steps, LARGEST_SPLIT))
+    return AttentionKernel("attention_grad", {**tile, "own": of}, groups * splits, splits)
 
 
 def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int) -> dict[str, int]:

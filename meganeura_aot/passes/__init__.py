@@ -13,11 +13,18 @@ from .fuse_expand import fuse_expand
 from .identities import remove_identities
 from .join_slices import join_slices
 from .prune import prune
+from .share_twins import share_twins
 
 Pass = Callable[[GraphIR, Target], GraphIR]
 
 CLEANUP: tuple[Pass, ...] = (remove_identities, prune)  # always run, on a graph that is not differentiated any more
-PASSES: tuple[Pass, ...] = (join_slices, fuse_expand, fold_constants, fuse_epilogue)  # what `optimize=True` adds
+PASSES: tuple[Pass, ...] = (
+    share_twins,
+    join_slices,
+    fuse_expand,
+    fold_constants,
+    fuse_epilogue,
+)  # what `optimize=True` adds
 
 
 def run_passes(graph: GraphIR, target: Target, passes: tuple[Pass, ...]) -> GraphIR:
@@ -40,4 +47,5 @@ __all__ = [
     "prune",
     "remove_identities",
     "run_passes",
+    "share_twins",
 ]

@@ -21,11 +21,11 @@ class Rebuild:
         self.replace(value, self.graph.nodes[value.node].op, self.graph.nodes[value.node].inputs)
 
     def replace(self, value: Value, op: Op, inputs: Sequence[Value]) -> None:
-        """Put `op` over old values where the node of `value` was; its outputs stand for that node's."""
+        """Put `op` over old values where the node of `value` was; its first outputs stand for that node's."""
         old = self.graph.nodes[value.node]
-        node = Node(op, tuple(self.moved[v] for v in inputs), old.types, old.location)
-        self.nodes.append(node)
-        for port in range(len(old.types)):
+        types = op.inferred(*map(self.graph.type_of, inputs))
+        self.nodes.append(Node(op, tuple(self.moved[v] for v in inputs), types, old.location))
+        for port in range(len(types)):
             self.moved[Value(value.node, port)] = Value(len(self.nodes) - 1, port)
 
     def insert(self, op: Op, inputs: Sequence[Value] = (), location: str = "") -> Value:
