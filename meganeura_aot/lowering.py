@@ -204,10 +204,12 @@ class EntryLowering:
         self.storage.update({v: result.buffer for v, memory in self.storage.items() if memory == operand.buffer})
 
     def _owner(self, value: Value) -> Value:
-        """The value whose memory `value` is a view of."""
-        while self.graph.nodes[value.node].op.is_view:
-            value = self.graph.nodes[value.node].inputs[0]
-        return value
+        """The computed value in whose memory `value` is: itself, what it is a view of, or what it was written over."""
+        own = value
+        while (op := self.graph.nodes[value.node].op).is_view or op.writes:
+            own = own if op.writes else self.graph.nodes[value.node].inputs[0]
+            value = self.graph.nodes[value.node].inputs[op.writes[value.port] if op.writes else 0]
+        return own if isinstance(op, Leaf) else value
 
     def _lower(self, index: int, node: Node, results: Mapping[Value, tuple[str, str]]) -> None:
         value = Value(index)

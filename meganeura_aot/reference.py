@@ -33,7 +33,8 @@ def evaluate(graph: GraphIR, feeds: Mapping[str, Array]) -> dict[str, Array]:
         for port, array in enumerate(result if isinstance(result, tuple) else (result,)):
             values[Value(index, port)] = array
         for before, after in graph.writes(index):
-            labels[after] = labels[before]
-            results[labels[after]] = values[after]
+            if before in labels:
+                labels[after] = labels[before]
+                results[labels[after]] = values[after]
     named = [*graph.outputs, *((gradient_label(name), value) for name, value in graph.gradients)]
     return results | {name: values[value] for name, value in named}

@@ -14,6 +14,7 @@ from .errors import GraphError
 from .graph import GraphIR, Node, Value
 from .ops.leaf import Gradient, Input, Moment, Parameter, gradient_label
 from .ops.optimizer import AdamUpdate, AdamWUpdate, SgdUpdate, SumSquares, Update
+from .passes import activate_dropout, advance_dropout
 from .plan import ACCUMULATE, APPLY, TrainingPlan
 from .tensor import Tensor
 
@@ -130,7 +131,8 @@ def accumulate_graph(graph: GraphIR) -> GraphIR:
                 f"parameter {node.op.label!r} (built at {node.location}): expected trainable=False, or to be frozen, "
                 f"where it is stored as {node.op.storage}"
             )
-    return differentiate(replace(graph, outputs=(("loss", outputs[name]),)), "loss")
+    active = activate_dropout(replace(graph, outputs=(("loss", outputs[name]),)))
+    return advance_dropout(differentiate(active, "loss")).verify()
 
 
 def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, TrainingPlan]:

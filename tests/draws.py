@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.graph import DType, TensorType
-from tests.numbers import adam_numbers, sgd_numbers
+from runtime_stub.optimizer import adam_numbers, sgd_numbers
 
 Array = np.ndarray[Any, Any]
 

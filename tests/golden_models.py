@@ -70,6 +70,15 @@ def twins(g: Graph) -> None:
     g.set_outputs({"sum": plain + full + g.attention(q, k, v, 2), "other": other, "lse": lse})
 
 
+def scatters(g: Graph) -> None:
+    """Onto the product: the rows of a table that is used twice. Not onto an input, nor onto what is read elsewhere."""
+    ids, src = g.input("ids", (5,), "u32"), g.input("src", (5, 4))
+    product = g.matmul(g.input("a", (7, 3)), g.input("b", (3, 4)))
+    twice = g.matmul(g.input("c", (7, 3)), g.input("d", (3, 4)))
+    sums = [g.scatter_add(ids, src, 7) for _ in range(3)]
+    g.set_outputs({"onto": sums[0] + product, "input": g.input("x", (7, 4)) + sums[1], "read": twice + sums[2] * twice})
+
+
 PASS_EXAMPLES = {
     "remove_identities": identities,
     "prune": unused,
@@ -77,5 +86,6 @@ PASS_EXAMPLES = {
     "join_slices": parts,
     "fuse_expand": expansions,
     "fold_constants": constants,
+    "fuse_scatter": scatters,
     "fuse_epilogue": epilogues,
 }

@@ -53,6 +53,12 @@ def scatter_bound(op: Any, ids: Array, src: Array) -> Array:
     return CONTRACTION * np.sqrt(np.maximum(count, 1)) * op.reference(ids, np.abs(src)) + SMALLEST_NORMAL
 
 
+def scatter_onto_bound(op: Any, base: Array, ids: Array, src: Array) -> Array:
+    """The same with one more to add."""
+    count = op.reference(np.ones_like(base), ids, np.ones_like(src))
+    return CONTRACTION * np.sqrt(count) * op.reference(np.abs(base), ids, np.abs(src)) + SMALLEST_NORMAL
+
+
 def loss_bound(op: Any, *inputs: Array) -> Array:
     """The allowed error of a loss whose terms may cancel: relative to their absolute values."""
     return (RTOL + ATOL) * op.magnitude(*inputs) + SMALLEST_NORMAL
@@ -197,6 +203,7 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "sum": sum_bound,
     "mean": sum_bound,
     "scatter_add": scatter_bound,
+    "scatter_add_onto": scatter_onto_bound,
     "scatter_elements": scatter_bound,
     "cross_entropy_loss": loss_bound,
     "cross_entropy_grad": loss_bound,

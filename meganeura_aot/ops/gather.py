@@ -189,33 +189,7 @@ class ScatterAdd(Op):
         return (None, g.embedding(ids, dy))
 
     def lower(self, k: Lowering, ids: Operand, src: Operand, *, out: Operand) -> None:
-        """Sort (id, s) in runs, merge the runs, then every output row adds up its own part of the list: the order of
-        the sums is that of s whatever the device does, and the work is O(S log^2 S + (S + rows) H)."""
-        width = src.shape[1]
-        if out.size == 0:
-            return
-        keys, order = sorted_runs(k, ids, "sort_ids")
-        if keys.size > TILE:
-            merged = k.scratch(keys.type, "merged_keys"), k.scratch(order.type, "merged_places")
-            k.dispatch(
-                "scatter_add",
-                variant={"merge": True},
-                bind={"keys": keys, "order": order, "keys_out": merged[0], "order_out": merged[1]},
-                const={"COUNT": keys.size, "RUN": TILE},
-                groups=math.ceil(keys.size / GROUP),
-                label="merge_runs",
-            )
-            keys, order = merged
-        vec = 4 if width % 4 == 0 else 1
-        rows = next(rows for rows in (32, 16, 8, 4, 2, 1) if self.rows >= 512 * rows or rows == 1)
-        k.dispatch(
-            "scatter_add",
-            variant={"merge": False, "vec": vec},
-            bind={"keys": keys, "order": order, "src": src, "out": out},
-            const={"COUNT": keys.size, "ROWS": self.rows, "WIDTH": width // vec, "OWN": rows},
-            groups=math.ceil(self.rows / rows),
-            label="scatter_add",
-        )
+        dispatch_scatter_add(k, ids, src, out)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -234,6 +208,68 @@ class ScatterAdd(Op):
             sample(5, 0, 4, "below 4"),
             sample(5, 3, 0, "below 4"),
         ]
+
+
+@dataclass(frozen=True)
+class ScatterAddOnto(Op):
+    """base[v] += sum of src[s] over the s with ids[s] = v, in place: base f32[rows, H], the rest as of ScatterAdd."""
+
+    writes: ClassVar[tuple[int, ...]] = (0,)
+    tolerance: ClassVar[str] = "sum"
+
+    def infer(self, base: TensorType, ids: TensorType, src: TensorType) -> TensorType:
+        if base.rank != 2 or ScatterAdd(base.shape[0]).infer(ids, src) != base:
+            raise GraphError(f"{self.name}: expected a base f32[rows, H] of {ids} and {src}, got {base}")
+        return base
+
+    def index_limits(self, *types: TensorType) -> Mapping[int, int]:
+        return {1: types[0].shape[0]}
+
+    def reference(self, base: Array, ids: Array, src: Array) -> Array:
+        return base + ScatterAdd(base.shape[0]).reference(ids, src)
+
+    def lower(self, k: Lowering, base: Operand, ids: Operand, src: Operand, *, out: Operand) -> None:
+        dispatch_scatter_add(k, ids, src, out, onto=True)
+
+    @classmethod
+    def samples(cls) -> Sequence[Sample]:
+        cases = ScatterAdd.samples()
+        return [
+            Sample(cls(), (*case.op.inferred(*case.inputs), *case.inputs), ("normal", *case.draws())) for case in cases
+        ]
+
+
+def dispatch_scatter_add(k: Lowering, ids: Operand, src: Operand, out: Operand, onto: bool = False) -> None:
+    """Sort (id, s) in runs, merge the runs, then every output row adds up its own part of the list: the order of the
+    sums is that of s whatever the device does, and the work is O(S log^2 S + (S + rows) H).
+
+    onto: `out` holds what they are added to, and rows that no id names are left alone.
+    """
+    rows, width = out.shape
+    if out.size == 0:
+        return
+    keys, order = sorted_runs(k, ids, "sort_ids")
+    if keys.size > TILE:
+        merged = k.scratch(keys.type, "merged_keys"), k.scratch(order.type, "merged_places")
+        k.dispatch(
+            "scatter_add",
+            variant={"merge": True},
+            bind={"keys": keys, "order": order, "keys_out": merged[0], "order_out": merged[1]},
+            const={"COUNT": keys.size, "RUN": TILE},
+            groups=math.ceil(keys.size / GROUP),
+            label="merge_runs",
+        )
+        keys, order = merged
+    vec = 4 if width % 4 == 0 else 1
+    own = next(own for own in (32, 16, 8, 4, 2, 1) if rows >= 512 * own or own == 1)
+    k.dispatch(
+        "scatter_add",
+        variant={"merge": False, "vec": vec, "onto": onto},
+        bind={"keys": keys, "order": order, "src": src, "out": out},
+        const={"COUNT": keys.size, "ROWS": rows, "WIDTH": width // vec, "OWN": own},
+        groups=math.ceil(rows / own),
+        label="scatter_add_onto" if onto else "scatter_add",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Updates of parameters by their gradients, in place, and what clipping by the global norm needs.
 
 What changes from step to step comes in a small f32 tensor `numbers`, a uniform: `SGD_NUMBERS` and `ADAM_NUMBERS` name
-what is in it, the runner computes it.
+what is in it, runtime_stub/optimizer.py computes it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from .fuse_expand import fuse_expand
 from .identities import remove_identities
 from .join_slices import join_slices
 from .prune import prune
+from .scatter import fuse_scatter
 from .share_twins import share_twins
 
 Pass = Callable[[GraphIR, Target], GraphIR]
@@ -23,6 +24,7 @@ PASSES: tuple[Pass, ...] = (
     join_slices,
     fuse_expand,
     fold_constants,
+    fuse_scatter,
     fuse_epilogue,
 )  # what `optimize=True` adds
 
@@ -43,6 +45,7 @@ __all__ = [
     "fold_constants",
     "fuse_epilogue",
     "fuse_expand",
+    "fuse_scatter",
     "join_slices",
     "prune",
     "remove_identities",
