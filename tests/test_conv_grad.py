@@ -172,6 +172,11 @@ def test_sums_in_parts(rows: int, size: tuple[int, int], images: int) -> None:
         harness.assert_same(first, runner.run(**feeds), "in a replay")
 
 
+def test_large_blocks_of_a_software_adapter() -> None:
+    title = grad_weight((2, 30, 60, 60), (2, 12, 60, 60), "cpu", kernel=(3, 3), before=(1, 1))
+    assert "16 channels x 9" in title
+
+
 def test_nan_stays_visible() -> None:
     """In the channel of dy, or of x, that has it; not in others."""
     dy, x = normal(2, 40, 6, 6), normal(2, 8, 6, 6, seed=1)
@@ -220,8 +225,8 @@ def test_memory_and_threads_of_a_workgroup() -> None:
         assert tile.k * (tile.m + tile.n + 8) * 4 <= 16384
         assert tile.k * tile.m % (4 * tile.threads) == 0
         assert tile.k * tile.n % (4 * tile.threads) == 0
-    for rows, columns, target in itertools.product(range(1, 20), range(1, 80), TARGETS):
-        variant = choose_kernel(rows, columns, 10000, 1, target).variant
+    for rows, columns, terms, target in itertools.product(range(1, 20), range(1, 80), (1000, 1000000), TARGETS):
+        variant = choose_kernel(rows, columns, terms, 1, target).variant
         if "lanes" in variant:
             assert variant["lanes"] * variant["rows"] * variant["cols"] * 4 <= 16384
             assert variant["rows"] <= rows

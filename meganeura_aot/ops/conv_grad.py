@@ -217,12 +217,13 @@ def _dot(rows: int, columns: int, terms: int, channel_groups: int, m: int, n: in
 
 def _cpu(rows: int, columns: int, terms: int, channel_groups: int) -> GradKernel:
     """The cheapest block: large ones reuse more of what they load, but take longer to compile."""
-    largest = 32 if rows * columns * terms * channel_groups < 1 << 22 else 64
+    work = rows * columns * terms * channel_groups
+    largest = 32 if work < 1 << 22 else 64 if work < 1 << 24 else 144
     sizes = (16, 12, 9, 8, 4, 3, 2, 1)
     blocks = [(m, n) for m in sizes for n in sizes if m <= rows and n <= columns and m * n <= largest]
 
     def cost(block: tuple[int, int]) -> int:
         m, n = block
-        return _blocks(rows, columns, m, n) * (20 + 2 * m + 12 * n + m * n)
+        return _blocks(rows, columns, m, n) * (20 + 6 * m + 10 * n + m * n)
 
     return _dot(rows, columns, terms, channel_groups, *min(blocks, key=cost), lanes=CPU_LANES)
