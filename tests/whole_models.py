@@ -231,7 +231,7 @@ def whisper(g: Graph, p: Any, x: Any) -> Any:
     h = h + linear(g, p, "o", g.full_attention(q, k, v, HEADS))
     n = g.layer_norm(h, p["norm2.weight"], p["norm2.bias"])
     h = h + linear(g, p, "fc2", g.gelu(linear(g, p, "fc1", n)))
-    return g.l1_loss(g.layer_norm(h, p["norm3.weight"], p["norm3.bias"]), x["target"])
+    return g.mse_loss(g.layer_norm(h, p["norm3.weight"], p["norm3.bias"]), x["target"])
 
 
 def torch_whisper(t: Any, p: Any, x: Any) -> Any:
@@ -248,7 +248,7 @@ def torch_whisper(t: Any, p: Any, x: Any) -> Any:
     o = f.scaled_dot_product_attention(q, k, v)
     h = h + torch_linear(t, p, "o", o.transpose(1, 2).reshape(h.shape))
     h = h + torch_linear(t, p, "fc2", f.gelu(torch_linear(t, p, "fc1", norm("norm2", h))))
-    return f.l1_loss(norm("norm3", h), x["target"])
+    return f.mse_loss(norm("norm3", h), x["target"])
 
 
 def matrices(**sizes: Shape) -> dict[str, Shape]:
