@@ -90,6 +90,18 @@ def test_outliers_and_large_means() -> None:
         assert_kernels(graph.build(), {**feeds, "x0": rows})
 
 
+def test_long_rows_far_from_zero() -> None:
+    """With an upstream like the rows themselves: then all that is not exact in them shows."""
+    noise = normal(2, 9000)
+    for build, shapes in (
+        (lambda g, x: g.layer_norm(x), ((2, 9000),)),
+        (lambda g, x: g.group_norm(g.reshape(x, (1, 2, 9000)), 2), ((2, 9000),)),
+    ):
+        graph, feeds = loss_of(build, *shapes)
+        upstream = (noise + 0.1 * normal(2, 9000, seed=1)).reshape(feeds["weights"].shape)
+        assert_kernels(graph.build(), {"x0": noise + np.float32(1e5), "weights": upstream})
+
+
 def test_a_nan_stays_in_its_row() -> None:
     graph, feeds = loss_of(lambda g, x, w, b: g.layer_norm(x, w, b), (4, 300), (300,), (300,))
     feeds["x0"][1, 7] = np.nan
