@@ -96,14 +96,16 @@ def test_kernel_drops_what_the_uniform_numbers_say(p: float, size: int) -> None:
     np.testing.assert_array_equal(got != 0, uniform >= p)
 
 
-def test_a_number_equal_to_p_is_kept() -> None:
+@pytest.mark.parametrize("index", range(4))
+def test_a_number_equal_to_p_is_kept(index: int) -> None:
+    """And one that is less by the smallest difference of doubles is dropped."""
     uniform = RandomUniform((4,)).reference(np.zeros(4, np.uint32))
-    for index, p in enumerate(uniform):
+    for p in (uniform[index], np.nextafter(uniform[index], 1)):
         g = Graph()
         g.set_outputs({"y": g.apply(RandomDropout(float(p)), g.input("x", (4,)), g.state("state", (4,), "u32"))})
         got = harness.check(g, {"x": np.ones(4, np.float32), "state": np.zeros(4, np.uint32)})["y"]
-        assert got[index] != 0
         np.testing.assert_array_equal(got != 0, uniform >= p)
+        assert (got[index] != 0) == (p == uniform[index])
 
 
 def test_what_is_not_a_number_stays_visible() -> None:

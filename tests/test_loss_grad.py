@@ -49,6 +49,13 @@ def test_rows_of_every_length(shape: tuple[int, int]) -> None:
     checked(CrossEntropyGrad(None, 0.1), dy, x, normal(*shape, seed=3), twins=False)
 
 
+def test_more_chunks_than_threads_of_a_row() -> None:
+    """Rows whose elements are apart: eight threads each, and 24 chunks."""
+    y = np.random.default_rng(0).uniform(0, 1e-3, (3000, 40)).astype(np.float32)
+    checked(SoftmaxGrad(0), normal(3000, 40), y, twins=False)
+    checked(LogSoftmaxGrad(0), normal(3000, 40), np.log(y), twins=False)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_axes(axis: int) -> None:
     y = np.random.default_rng(0).dirichlet(np.ones(5), (33, 40)).astype(np.float32)
