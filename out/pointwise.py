@@ -585,10 +585,8 @@ class ModelRunner:
     def get_state(self, name: str) -> Any:
         return self._download(self._named("state")[name])
 
-    def _download(self, buffer: Buffer) -> Any:
-        return buffer.array(
-            self.device.queue.read_buffer(buffer.gpu, 0, buffer.nbytes) if math.prod(buffer.shape) else b""
-        )
+    def _download(self, b: Buffer) -> Any:
+        return b.array(self.device.queue.read_buffer(b.gpu, 0, b.nbytes) if math.prod(b.shape) else b"")
 
     @guarded
     def set_state(self, name: str, value: Any) -> None:
