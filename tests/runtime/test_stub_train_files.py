@@ -1,8 +1,8 @@
 """Weights and checkpoints as files: exact, whole or not at all, and never a reason for half a change."""
 
+import concurrent.futures
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,15 @@ def test_what_is_in_a_checkpoint(gpu: Any, tmp_path: Path) -> None:
     first = path.read_bytes()
     runner.save_checkpoint(path)
     assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_data_starts_at_a_multiple_of_eight(gpu: Any, tmp_path: Path, length: int) -> None:
+    runner = start(Line, gpu)
+    train.write_safetensors(tmp_path / "w", runner._named("parameter"), runner._download, {"note": "x" * length})
+    header, data = parts(tmp_path / "w")
+    assert (tmp_path / "w").stat().st_size % 8 == len(data) % 8 and header["__metadata__"] == {"note": "x" * length}
+    assert read_safetensors(tmp_path / "w")["w"].tobytes() == runner.weights()["w"].tobytes()
 
 
 def test_the_library_reads_what_is_written(gpu: Any, tmp_path: Path) -> None:
@@ -238,14 +247,8 @@ def test_two_runners_save_under_one_name(gpu: Any, tmp_path: Path) -> None:
     for number, runner in enumerate(runners):
         for batch in batches(number):
             runner.train_step(**batch)
-    threads = [
-        threading.Thread(target=lambda r=runner: [r.save_checkpoint(tmp_path / "c") for _ in range(10)])
-        for runner in runners
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda runner: [runner.save_checkpoint(tmp_path / "c") for _ in range(20)], runners))
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     again = Line(gpu)
     again.load_checkpoint(tmp_path / "c")

@@ -161,6 +161,8 @@ def test_early_stopping(gpu: Any) -> None:
     values = iter([3.0, 2.0, float("nan"), 2.0, 1.0, 5.0, 4.0, 3.0, 0.0])
     history = runner.fit(batches(1), epochs=9, validation=lambda r: next(values), patience=3, log_every=0)
     assert [epoch.validation for epoch in history][4:] == [1, 5, 4, 3] and len(history) == 8
+    values = iter([2.0, float("nan"), 2.5, float("nan"), 0.0])
+    assert len(runner.fit(batches(1), epochs=5, validation=lambda r: next(values), patience=3, log_every=0)) == 4
     history = runner.fit(batches(1), epochs=9, lr=0, patience=2, log_every=0)
     assert len(history) == 3, "the training loss counts where nothing is validated"
     assert runner.fit(batches(1), epochs=0) == []
