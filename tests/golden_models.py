@@ -57,7 +57,7 @@ def parts(g: Graph) -> None:
         {
             "filled": part("b", 4, 3) + part("a", 0, 4) + part("c", 7, 2),
             "gap": part("d", 0, 4) + part("e", 5, 4),
-            "overlap": part("f", 0, 5) + part("h", 4, 5),
+            "overlap": part("f", 0, 5) + part("h", 4, 4),
         }
     )
 

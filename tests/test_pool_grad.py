@@ -79,6 +79,17 @@ def test_equal_ids_and_ids_out_of_range() -> None:
     np.testing.assert_array_equal(got, [[8, 19, 0]])
 
 
+@pytest.mark.parametrize("count", [1, 70])
+def test_ids_out_of_range_touch_nothing(count: int) -> None:
+    """Numbers so large that they show next to what lies behind the buffer, which a wrong kernel would add them to."""
+    ids, w = np.full((2, count), 4, np.uint32), np.full((2, count), 1e36, np.float32)
+
+    def build(g: Graph, x: Tensor) -> Tensor:
+        return g.gather_elements(x, g.parameter("ids", ids.shape, "u32", trainable=False), 1)
+
+    np.testing.assert_array_equal(gradient(build, normal(2, 4), w, ids=ids), np.zeros((2, 4)))
+
+
 @pytest.mark.parametrize("count", [64, 65, 700])
 def test_equal_ids_are_added_in_ascending_order(count: int) -> None:
     """Of numbers whose sum depends on it: in f32, one after the other."""
@@ -110,6 +121,18 @@ def test_tied_embedding_is_deterministic() -> None:
     first = runner.run(**inputs)
     for _ in range(19):
         harness.assert_same(first, runner.run(**inputs), "in a replay")
+
+
+# ---- extremes
+
+
+def test_equal_extremes_share() -> None:
+    """As in PyTorch's amax and amin; a row with a NaN has no gradient to speak of."""
+    x, w = np.array([[1, 2, 2], [3, 3, 3], [0, np.nan, 1]], np.float32), np.array([4, 9, 1], np.float32)
+    got = gradient(lambda g, x: g.max(x, 1), x, w)
+    np.testing.assert_array_equal(got, [[0, 2, 2], [3, 3, 3], [np.nan] * 3])
+    got = gradient(lambda g, x: g.min(x, 1, keepdims=True), -x, w[:, None])
+    np.testing.assert_array_equal(got, [[0, 2, 2], [3, 3, 3], [np.nan] * 3])
 
 
 # ---- how much work there is
