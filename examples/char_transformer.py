@@ -68,13 +68,8 @@ def batches(codes: NDArray[np.uint32], count: int, seed: int = 0) -> list[dict[s
     return [{"ids": piece[:, :-1], "next": piece[:, 1:]} for piece in pieces]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", type=Path, default=ROOT / TEXT)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--start", default="The graph ")
-    args = parser.parse_args()
-    text = args.text.read_text(encoding="utf-8")
+def train(text: str, steps: int, start: str = "The graph ") -> tuple[list[float], str]:
+    """Trains on the text; the loss of every step, and what the model says after `start`."""
     alphabet = sorted(set(text))
     codes = np.array([alphabet.index(c) for c in text], np.uint32)
     program = compile_graph(build(len(alphabet)), name="char_transformer", train=Training("adamw", lr=3e-3))
@@ -82,14 +77,25 @@ def main() -> int:
         path = Path(folder) / f"{program.name}.py"
         program.save(path)
         trainer = load_runner(path)  # from here on, nothing but the emitted file is used
+    losses: list[float] = []
     with trainer.Runner() as runner:
         runner.init_weights(seed=0)
-        runner.fit(batches(codes, args.steps), epochs=1, lr=lambda step: 3e-3 * min(1, step / 20))
-        said = args.start
+        data = batches(codes, steps)
+        runner.fit(data, lr=lambda step: 3e-3 * min(1, step / 20), on_step=lambda _, loss: losses.append(loss))
+        said = start
         for _ in range(200):
             seen = [alphabet.index(c) for c in said[-TOKENS:]]
             padded = seen + [0] * (TOKENS - len(seen))
             said += alphabet[int(runner.predict(ids=[padded])["logits"][0, len(seen) - 1].argmax())]
+    return losses, said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", type=Path, default=ROOT / TEXT)
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    _, said = train(args.text.read_text(encoding="utf-8"), args.steps)
     print(said)
     return 0
 

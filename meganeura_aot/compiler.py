@@ -26,9 +26,10 @@ from .training import Training, freeze, training_graphs
 # Attributes of the emitted Runner, which an entry point must not hide.
 RUNNER_ATTRIBUTES = """
 accumulate advance allocate apply bind bind_groups buffer buffers call checked close closed constant create_module
-create_pipeline declare describe device entries features get_state gradients has init_weights input inputs limits
-load_checkpoint load_weights name optimizer optional_features output outputs parameter parameters pipeline pipelines
-reset save_checkpoint save_weights set_state state states train_step upload weights wgpu
+create_pipeline declare describe device entries features fit get_state gradient gradients has init_weights input
+inputs limits load_checkpoint load_weights moment name numbers on_nan optimizer optimizer_defaults optimizer_kind
+optional_features output outputs parameter parameters pipeline pipelines reset save_checkpoint save_weights set_state
+state states step train_step upload weights wgpu
 """
 RUNNER_NAMES = frozenset(RUNNER_ATTRIBUTES.split())
 

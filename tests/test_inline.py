@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meganeura_aot.compiler import RUNNER_NAMES
 from meganeura_aot.inline import INFERENCE, inline, read_module
-from runtime_stub import ModelRunner
+from runtime_stub import TrainingRunner
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +25,7 @@ def top_level(source: str) -> list[str]:
 
 
 def test_no_entry_point_can_hide_an_attribute_of_the_runner() -> None:
-    public = {name for name in dir(ModelRunner) if not name.startswith("_")}
+    public = {name for name in dir(TrainingRunner) if not name.startswith("_")}
     assert public <= RUNNER_NAMES
     source = (ROOT / "runtime_stub" / "core.py").read_text()
     assigned = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and is_self(node)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,13 @@ import pytest
 
 from meganeura_aot import Training, compile_graph
 from tests import harness
-from tests.whole_models import MODELS, Model
+from tests.whole_models import MODELS, Model, torch_heads, torch_linear
 
 pytestmark = pytest.mark.parity
 
 Array = np.ndarray[Any, Any]
 STEPS, BATCHES = 50, 4
+ROOT = Path(__file__).resolve().parents[1]
 
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any, Any], Any]]] = {
     "sgd": (
@@ -71,3 +74,45 @@ def test_loss_curve(name: str, optimizer: str) -> None:
         assert expected[-1] < 0.9 * expected[0]
         for state in model.states:
             np.testing.assert_allclose(runner.get_state(state), after[state], rtol=1e-3, atol=1e-3)
+
+
+def torch_transformer(torch: Any, p: Any, ids: Any, layers: int, heads: int) -> Any:
+    """examples/char_transformer.py's logits."""
+    f = torch.nn.functional
+
+    def norm(name: str, h: Any) -> Any:
+        return f.layer_norm(h, h.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"])
+
+    h = p["embed.weight"][ids] + p["positions"]
+    for i in range(layers):
+        n = norm(f"layers.{i}.norm1", h)
+        q, k, v = (torch_heads(torch_linear(torch, p, f"layers.{i}.{name}", n), heads) for name in "qkv")
+        o = f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(h.shape)
+        h = h + torch_linear(torch, p, f"layers.{i}.o", o)
+        n = norm(f"layers.{i}.norm2", h)
+        h = h + torch_linear(torch, p, f"layers.{i}.fc2", f.gelu(torch_linear(torch, p, f"layers.{i}.fc1", n)))
+    return norm("norm", h) @ p["embed.weight"].T
+
+
+def test_character_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example on its own text, from its own starting weights."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    example = importlib.import_module("char_transformer")
+    text = (ROOT / example.TEXT).read_text(encoding="utf-8")
+    alphabet = sorted(set(text))
+    data = example.batches(np.array([alphabet.index(c) for c in text], np.uint32), STEPS)
+    program = compile_graph(example.build(len(alphabet)), train=Training("adamw", lr=3e-3))
+    with harness.load(program) as runner:
+        runner.init_weights(seed=0)
+        p = {name: torch.nn.Parameter(torch.from_numpy(a).double()) for name, a in runner.weights().items()}
+        update = torch.optim.AdamW(list(p.values()), 3e-3)
+        for batch in data:
+            ids, following = (torch.from_numpy(batch[name].astype(np.int64)) for name in ("ids", "next"))
+            logits = torch_transformer(torch, p, ids, example.LAYERS, example.HEADS)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+            update.zero_grad()
+            loss.backward()
+            update.step()
+            np.testing.assert_allclose(runner.train_step(**batch), loss.item(), rtol=1e-3)
+        runner.assert_tails()

@@ -37,14 +37,14 @@ def test_digits(example: Any, model: str) -> None:
     assert reached >= 97
 
 
-def test_character_transformer() -> None:
-    """It learns: the loss of random characters is about log(80) = 4.4, that of their frequencies about 3.2."""
-    command = [sys.executable, str(EXAMPLES / "char_transformer.py"), "--steps", "120"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", done.stdout + done.stderr)]
-    assert losses[-1] < 2.8, done.stdout + done.stderr
-    assert "The graph " in done.stdout
+def test_character_transformer(example: Any) -> None:
+    """It learns: the loss of random characters is log(70) = 4.2, that of their frequencies alone about 3.1."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    losses, said = example("char_transformer").train(text, 150)
+    assert len(losses) == 150
+    assert np.mean(losses[-10:]) < 2.7
+    assert len(said) == len("The graph ") + 200
+    assert set(said) <= set(text)
 
 
 def test_adapters(example: Any, tmp_path: Path) -> None:
@@ -79,12 +79,12 @@ def test_the_document_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "model.py").write_text(model)
     assert main(command[1].split()) == 0
     rng = np.random.default_rng(0)
-    classes = rng.integers(0, 10, 100)
-    images = rng.standard_normal((100, 64)) + np.eye(64)[classes] * 8
-    scope: dict[str, Any] = {"images": images, "classes": classes, "held_out": np.resize(images, (397, 64))}
+    classes = rng.integers(0, 10, 500)
+    images = rng.standard_normal((500, 64)) + np.eye(64)[classes] * 8
+    scope: dict[str, Any] = {"images": images, "classes": classes, "held_out": images[:397]}
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("trainer", None)
     exec(use, scope)
     sys.modules.pop("trainer")
-    assert (scope["answers"][:100].argmax(axis=1) == classes).mean() > 0.9
+    assert (scope["answers"].argmax(axis=1) == classes[:397]).mean() > 0.9
     assert (tmp_path / "w.safetensors").is_file()
