@@ -156,8 +156,12 @@ def batch_norm_training_bound(op: Any, x: Array, *weights: Array) -> tuple[Array
 
 
 def norm_grad_bound(op: Any, *inputs: Array) -> tuple[Array, ...]:
-    """The allowed errors of the gradient of a row, whose terms may cancel, and of its statistics."""
-    return tuple((RTOL + ATOL) * size + SMALLEST_NORMAL for size in op.magnitude(*inputs))
+    """The allowed errors of the gradient of a row, whose terms may cancel, and of its statistics.
+
+    What an adapter flushes to zero is multiplied by the scale of the row afterwards, at most 1 / sqrt(eps).
+    """
+    flushed = SMALLEST_NORMAL * max(1.0, op.eps**-0.5 if op.eps else 1.0)
+    return tuple((RTOL + ATOL) * size + flushed for size in op.magnitude(*inputs))
 
 
 def weight_sum_bound(op: Any, *inputs: Array) -> Any:
