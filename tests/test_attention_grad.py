@@ -162,7 +162,11 @@ def test_a_mask_that_is_trained(shape: tuple[int, ...]) -> None:
     q, k, v = (g.parameter(name, (2, n, 24)) for name, n in (("q", 9), ("k", 20), ("v", 20)))
     y = g.attention(q, k, v, 3, mask=Causal(10), attn_mask=g.parameter("bias", shape), soft_cap=2.0)
     g.set_outputs({"loss": g.sum(g.input("w", y.shape) * y)})
-    assert_finite_differences(g.build(), feeds_of(g))
+    if shape[-1:] == (20,):
+        assert_finite_differences(g.build(), feeds_of(g))
+    else:  # what is added to every score changes nothing
+        found = evaluate(gradients_of(g.build()), {name: a.astype(float) for name, a in feeds_of(g).items()})
+        assert np.abs(found["grad.bias"]).max() < 1e-13
     assert_kernels(g.build(), feeds_of(g))
 
 

@@ -168,7 +168,7 @@ def test_emit_prints_and_writes_nothing(stage: str, model: Path, capsys: pytest.
 
 
 def test_wrong_usage(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--emit", "grad"], ["--target", "gpu"], ["--no-such-option"]):
+    for arguments in (["--emit", "gradient"], ["--train", "lion"], ["--target", "gpu"], ["--no-such-option"]):
         with pytest.raises(SystemExit) as stop:
             main([str(model), *arguments])
         assert stop.value.code == 2
@@ -241,3 +241,76 @@ def test_modules_beside_the_model(model: Path) -> None:
     )
     assert main([str(model)]) == 0
     assert "f32[9]" in Path("out/model.py").read_text()
+
+
+# ---- training
+
+TRAINED = """
+from meganeura_aot import Graph
+
+def part(weight):
+    g = Graph()
+    x = g.input("x", (4, 3))
+    g.set_outputs({"loss": g.mean(g.tanh(x @ g.parameter("body." + weight, (3, 2)) @ g.parameter("head", (2, 1))))})
+    return g
+
+def build(several=False, name="train"):
+    return {name: part("w"), "other": part("w")} if several else part("w")
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("trained.py").write_text(TRAINED)
+    return Path("trained.py")
+
+
+def test_train(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--train", "adamw", "--opt", "lr=1e-4", "--opt", "lr_mult.head=0.5", "--freeze", "body.*"]
+    assert main([str(trained), *options, "-o", "trainer.py"]) == 0
+    text = Path("trainer.py").read_text()
+    assert "meganeura-aot trained.py --train adamw --opt lr=1e-4 --opt lr_mult.head=0.5 --freeze 'body.*'" in text
+    assert '"lr": 0.0001' in text
+    assert "1 of 2 parameters" in text
+    assert main([str(trained), *options, "-o", "trainer.py", "--check"]) == 0
+    assert main([str(trained), *options[:2], "-o", "trainer.py", "--check"]) == 1
+    assert "optimizer_defaults" in capsys.readouterr().out
+
+
+def test_emit_grad(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trained), "--train", "sgd", "--emit", "grad"]) == 0
+    text = capsys.readouterr().out
+    assert "==== accumulate ====" in text
+    assert "==== apply ====" in text
+    assert "gradient body.w = %" in text
+    assert "sgd_update" in text
+    assert not Path("out").exists()
+
+
+WRONG_TRAINING = {
+    "emit grad": (["--emit", "grad"], "--emit grad: needs --train"),
+    "opt": (["--opt", "lr=1"], "--opt: needs --train"),
+    "freeze": (["--freeze", "*"], "--freeze: needs --train"),
+    "several": (
+        ["--train", "sgd", "--set", "several=True", "--set", "name=fit_it"],
+        "expected an entry point `train` or one alone, got fit_it, other",
+    ),
+    "unknown": (["--train", "sgd", "--opt", "speed=1"], "--opt: training: sgd takes lr, momentum"),
+    "no value": (["--train", "sgd", "--opt", "lr"], "--opt lr: expected key=value"),
+    "text": (["--train", "sgd", "--opt", "lr=fast"], "a finite number >= 0 as lr, got 'fast'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TRAINING)
+def test_wrong_training_is_wrong_usage(case: str, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, message = WRONG_TRAINING[case]
+    assert main([str(trained), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_failures_of_training_are_named(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trained), "--train", "sgd", "--freeze", "tail.*"]) == 1
+    assert "freeze 'tail.*': expected a pattern of body.w, head" in capsys.readouterr().err
+    assert main([str(trained), "--train", "sgd", "--freeze", "*"]) == 1
+    assert "expected a trainable parameter behind it, found none" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_reference_of_a_step() -> None:
     graph = trained(plain())
     values = feeds()
     harness.check(graph, values, twins=False)
-    ends = [node.op for node in graph.nodes if node.op.writes_state]
+    ends = [node.op for node in graph.nodes if node.op.writes]
     assert graph.nodes[-1].op is ends[0]
     assert evaluate(graph, values)["y"].shape == SHAPE
 
@@ -154,7 +154,7 @@ def test_nothing_to_do() -> None:
     assert advance_dropout(graph) == graph
     g = Graph()
     g.set_outputs({"y": g.dropout(g.input("x", (0, 3)), 0.5)})
-    assert not advance_dropout(activate_dropout(g.build())).written_states()
+    assert not advance_dropout(activate_dropout(g.build())).written()
 
 
 def test_what_does_not_fit() -> None:

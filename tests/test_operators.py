@@ -29,6 +29,8 @@ NO_SAMPLES = {
     "input",
     "parameter",
     "state",
+    "moment",
+    "gradient",
     "constant",
     "assign",
     "advance",

@@ -152,17 +152,6 @@ def test_numbers_are_rounded_once(step: int) -> None:
     assert sgd_numbers(0.1, 0.9, 1e-4).tolist() == np.array([0.1, 0.9, 1e-4], "f4").tolist()
 
 
-def test_the_compiler_s_own_numbers_are_the_same() -> None:
-    from meganeura_aot.ops import optimizer
-
-    if not hasattr(optimizer, "adam_numbers"):
-        pytest.skip("the compiler takes the stub's")
-    for step in (1, 7, 5000):
-        given = (0.01, step, (0.8, 0.95), 1e-7, 0.3)
-        assert adam_numbers(*given).tobytes() == optimizer.adam_numbers(*given).tobytes()
-    assert sgd_numbers(0.1, 0.9, 1e-4).tobytes() == optimizer.sgd_numbers(0.1, 0.9, 1e-4).tobytes()
-
-
 def test_groups_have_their_own_lr_and_weight_decay(gpu: Any) -> None:
     runner = start(Adam, gpu)
     runner.optimizer["lr_mult.head"], runner.optimizer["wd_mult.head"] = 0.25, 3
