@@ -81,7 +81,8 @@ OPERATORS_RUN: set[str] = set()  # names of the operators of every program loade
 
 def load(program: Program, *, fill: float = 1e30, checked: bool = False) -> Any:
     """A CanaryRunner of the program's emitted Model section."""
-    OPERATORS_RUN.update(node.op.name for graph in program.sources.values() for node in graph.nodes)
+    graphs = (*program.whole.values(), *program.graphs.values())
+    OPERATORS_RUN.update(node.op.name for graph in graphs for node in graph.nodes)
     names = choose_names(program.plan)
     settings = {"fill": fill, "length": 0 if checked else TAIL}  # without tails the sizes are those of a real runner
     base = "TrainingRunner" if program.plan.training else "ModelRunner"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, Tensor
-from meganeura_aot.op import OPS
 from tests import harness
 
 pytestmark = pytest.mark.parity
@@ -121,24 +120,3 @@ def test_items_of_a_batch_do_not_meet(name: str, batch: int) -> None:
     for item in range(batch):
         alone = run(whole[item : item + 1])[0]
         np.testing.assert_allclose(together[item], alone, rtol=1e-5, atol=1e-5)
-
-
-# What PyTorch has no counterpart of: the tests named here compare with published algorithms or NumPy.
-NOT_IN_PYTORCH = {
-    "advance": "tests/test_states.py",
-    "advance_counter": "tests/test_random.py",
-    "assign": "tests/test_states.py",
-    "cache_write": "tests/test_attention.py",
-    "random_bits": "tests/test_random.py",
-    "random_normal": "tests/test_random.py",
-    "random_uniform": "tests/test_random.py",
-    "state": "tests/test_states.py",
-}
-
-
-def test_zz_every_operator_was_compared(request: pytest.FixtureRequest) -> None:
-    """Of a whole run of the comparison (this file comes last but for the shapes of RoPE)."""
-    files = {item.path.name for item in request.session.items}
-    if not {"test_parity.py", "test_parity_norm.py", "test_parity_attention.py", "test_parity_conv.py"} <= files:
-        return
-    assert OPS.keys() - harness.OPERATORS_RUN - NOT_IN_PYTORCH.keys() == set()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meganeura_aot import Training, compile_graph
+from meganeura_aot import Graph, Training, compile_graph
+from meganeura_aot.ops.dropout import RandomDropout
 from tests import harness
 from tests.whole_models import MODELS, Model, torch_heads, torch_linear
 
@@ -21,6 +22,7 @@ STEPS, BATCHES = 50, 4
 ROOT = Path(__file__).resolve().parents[1]
 
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any, Any], Any]]] = {
+    "plain sgd": (Training("sgd", lr=0.1), lambda t, p: t.optim.SGD(p, 0.1)),
     "sgd": (
         Training("sgd", lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
         lambda t, p: t.optim.SGD(p, 0.05, 0.9, weight_decay=1e-3, nesterov=True),
@@ -116,3 +118,35 @@ def test_character_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
             update.step()
             np.testing.assert_allclose(runner.train_step(**batch), loss.item(), rtol=1e-3)
         runner.assert_tails()
+
+
+def test_stop_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    g = Graph()
+    w = g.parameter("w", (5, 7))
+    g.set_outputs({"loss": g.sum(g.tanh(w) * g.stop_gradient(g.exp(w)))})
+    value = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)
+    p = torch.from_numpy(value).double().requires_grad_()
+    (p.tanh() * p.exp().detach()).sum().backward()
+    with harness.load(compile_graph(g, train=Training("sgd"))) as runner:
+        runner.load_weights({"w": value})
+        runner.accumulate()
+        np.testing.assert_allclose(runner.gradients()["w"], p.grad, rtol=1e-5)
+
+
+def test_dropout() -> None:
+    """Nothing outside of a step; in a step PyTorch's with the same mask, forward and backward."""
+    torch = pytest.importorskip("torch")
+    g = Graph()
+    g.set_outputs({"loss": g.sum(g.tanh(g.dropout(g.parameter("w", (40, 30)), 0.3)))})
+    value = np.random.default_rng(0).standard_normal((40, 30)).astype(np.float32)
+    mask = RandomDropout(0.3).reference(np.ones((40, 30)), np.zeros(4, np.uint32))
+    p = torch.from_numpy(value).double().requires_grad_()
+    trained = (p * torch.from_numpy(mask)).tanh().sum()
+    trained.backward()
+    with harness.load(compile_graph(g, train=Training("sgd"))) as runner:
+        runner.load_weights({"w": value})
+        plain = torch.nn.functional.dropout(p, 0.3, training=False).tanh().sum()
+        np.testing.assert_allclose(runner.run()["loss"], plain.item(), rtol=1e-5)
+        np.testing.assert_allclose(runner.accumulate(), trained.item(), rtol=1e-5)
+        np.testing.assert_allclose(runner.gradients()["w"], p.grad, rtol=1e-5, atol=1e-6)

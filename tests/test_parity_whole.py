@@ -1,0 +1,33 @@
+"""Whether the comparison with PyTorch leaves an operator out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meganeura_aot.op import OPS
+from tests import harness
+
+pytestmark = pytest.mark.parity
+
+# What PyTorch has no counterpart of: the tests named here compare with published algorithms or NumPy.
+NOT_IN_PYTORCH = {
+    "advance": "tests/test_states.py",
+    "advance_counter": "tests/test_random.py",
+    "assign": "tests/test_states.py",
+    "cache_write": "tests/test_attention.py",
+    "random_bits": "tests/test_random.py",
+    "random_dropout": "tests/test_dropout.py",
+    "random_normal": "tests/test_random.py",
+    "random_uniform": "tests/test_random.py",
+    "state": "tests/test_states.py",
+}
+
+
+def test_every_operator_was_compared(request: pytest.FixtureRequest) -> None:
+    """Of a whole run of the comparison: this file comes last."""
+    files = {item.path.name for item in request.session.items}
+    if not {path.name for path in Path(__file__).parent.glob("test_parity*.py")} <= files:
+        return
+    assert OPS.keys() - harness.OPERATORS_RUN - NOT_IN_PYTORCH.keys() == set()
