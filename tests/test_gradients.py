@@ -78,7 +78,9 @@ def feeds_of(sample: Sample, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_operator_has_a_gradient() -> None:
-    assert [name for name, op in sorted(OPS.items()) if takes_part(op) and not hasattr(op, "gradient")] == []
+    without = {name for name, op in OPS.items() if takes_part(op) and not hasattr(op, "gradient")}
+    without |= {name for name, op in OPS.items() if takes_part(op) and getattr(op, "derivative", True) is None}
+    assert without == set()
 
 
 @pytest.mark.parametrize("sample", CASES)

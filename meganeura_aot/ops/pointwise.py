@@ -26,8 +26,8 @@ class Pointwise(Op, register=False):
     wgsl: a format string over the operands {0}, {1}, ... and the attributes, or one such string per dtype
     numpy: the same function over arrays, then the attributes
     rule: which dtypes it takes and gives: see `result_dtype`
-    derivative: (g, dy, y, inputs, attributes) -> one gradient per input; None for an operator whose gradient is zero
-        everywhere, which must say is_flat
+    derivative: (g, dy, y, inputs, attributes) -> one gradient per input; None for an operator that has none, as what is
+        a gradient itself, or whose gradient is zero everywhere, which then says is_flat
     """
 
     wgsl: ClassVar[str | Mapping[DType, str]]
@@ -78,7 +78,8 @@ class Pointwise(Op, register=False):
 
     def gradient(self, g: Any, dy: Any, y: Any, *inputs: Any) -> tuple[Any, ...]:
         rule = type(self).derivative
-        assert rule is not None, f"{self.name} is flat"
+        if rule is None:
+            raise NotImplementedError("its row of the table has none")
         parts = rule(g, dy, y, *inputs, **self.attributes())
         return tuple(None if part is None else g.sum_to(part, x.shape) for part, x in zip(parts, inputs, strict=True))
 

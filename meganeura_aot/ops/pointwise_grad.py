@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,6 @@ def define_gradients() -> None:
     define_slopes_by_two()
 
 
-def _second(g: Any, dy: Any, y: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-    raise NotImplementedError("it is a gradient itself")
-
-
 def define_slopes_by_output() -> None:
     """{1} is the output."""
     row(
@@ -30,16 +25,14 @@ def define_slopes_by_output() -> None:
         2,
         "select({0}, 0.0, {1} <= 0.0)",
         lambda dy, y: np.where(y <= 0, 0, dy),
-        _second,
         draws=("normal", "special"),
     )
-    row("sigmoid_grad", 2, "{0} * ({1} * (1.0 - {1}))", lambda dy, y: dy * (y * (1 - y)), _second, draws=("normal",))
+    row("sigmoid_grad", 2, "{0} * ({1} * (1.0 - {1}))", lambda dy, y: dy * (y * (1 - y)), draws=("normal",))
     row(
         "tanh_grad",
         2,
         "{0} * ((1.0 - {1}) * (1.0 + {1}))",
         lambda dy, y: dy * ((1 - y) * (1 + y)),
-        _second,
         draws=("normal", "small"),
     )
     row(
@@ -47,7 +40,6 @@ def define_slopes_by_output() -> None:
         2,
         "select(0.0, {0} * {alpha}, {1} > 0.0 && {1} < 1.0)",
         lambda dy, y, alpha: np.where((y > 0) & (y < 1), dy * np.float32(alpha), 0),
-        _second,
         attributes=[("alpha", float, 0.2)],
         draws=("normal", "special"),
     )
@@ -56,14 +48,13 @@ def define_slopes_by_output() -> None:
 def define_slopes_by_input() -> None:
     """{1} is the input."""
     smooth = ("normal", "small", "negative", "large")
-    row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * _silu_slope(x), _second, draws=smooth[:2])
-    row("gelu_grad", 2, "{0} * gelu_erf_slope_f32({1})", lambda dy, x: dy * _gelu_slope(x), _second, draws=smooth)
+    row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * _silu_slope(x), draws=smooth[:2])
+    row("gelu_grad", 2, "{0} * gelu_erf_slope_f32({1})", lambda dy, x: dy * _gelu_slope(x), draws=smooth)
     row(
         "gelu_tanh_grad",
         2,
         "{0} * gelu_tanh_slope_f32({1})",
         lambda dy, x: dy * _gelu_tanh_slope(x),
-        _second,
         draws=smooth,
     )
     row(
@@ -71,7 +62,6 @@ def define_slopes_by_input() -> None:
         2,
         "{0} * (1.12837917 * exp_f32(-({1} * {1})))",
         lambda dy, x: dy * (2 / math.sqrt(math.pi) * np.exp(-x * x)),
-        _second,
         draws=smooth,
     )
     row(
@@ -79,7 +69,6 @@ def define_slopes_by_input() -> None:
         2,
         "select({0} * {alpha}, {0}, {1} > 0.0)",
         lambda dy, x, alpha: np.where(x > 0, dy, dy * np.float32(alpha)),
-        _second,
         attributes=[("alpha", float, 0.01)],
         draws=("normal", "special"),
     )
@@ -88,7 +77,6 @@ def define_slopes_by_input() -> None:
         2,
         "select({0} * ({alpha} * exp_f32({1})), {0}, {1} > 0.0)",
         lambda dy, x, alpha: np.where(x > 0, dy, dy * (np.float32(alpha) * np.exp(np.minimum(x, 0)))),
-        _second,
         attributes=[("alpha", float, 1.0)],
         draws=smooth,
     )
@@ -97,7 +85,6 @@ def define_slopes_by_input() -> None:
         2,
         "select(select({0} * ({1} / 3.0 + 0.5), {0}, {1} >= 3.0), 0.0, {1} <= -3.0)",
         lambda dy, x: np.where(x <= -3, 0, np.where(x >= 3, dy, dy * (x / 3 + 0.5))),
-        _second,
         draws=smooth,
     )
 
@@ -109,7 +96,6 @@ def define_slopes_by_two() -> None:
         3,
         "{0} * {2} * silu_slope_f32({1})",
         lambda dy, gate, up: dy * up * _silu_slope(gate),
-        _second,
         draws=("normal", "small"),
     )
     row(
@@ -117,7 +103,6 @@ def define_slopes_by_two() -> None:
         2,
         "{0} * silu_f32({1})",
         lambda dy, gate: dy * (gate * _sigmoid(gate)),
-        _second,
         draws=("normal", "small"),
     )
     row(
@@ -125,7 +110,6 @@ def define_slopes_by_two() -> None:
         3,
         "select({0} * ({2} * pow_f32({1}, {2} - 1.0)), 0.0, {2} == 0.0)",
         lambda dy, a, b: np.where(b == 0, 0, dy * (b * np.power(a, b - 1))),
-        _second,
         draws=("positive", "normal"),
     )
     row(
@@ -133,7 +117,6 @@ def define_slopes_by_two() -> None:
         4,
         "select({0} * ({1} * log_f32({2})), 0.0, {2} == 0.0 && {3} >= 0.0)",
         lambda dy, y, a, b: np.where((a == 0) & (b >= 0), 0, dy * (y * np.log(a))),
-        _second,
         draws=("positive", "special"),
     )
     for name, symbol, loses in (("maximum_grad", "<", np.less), ("minimum_grad", ">", np.greater)):
@@ -142,7 +125,6 @@ def define_slopes_by_two() -> None:
             3,
             f"select(select({{0}}, 0.5 * {{0}}, {{1}} == {{2}}), 0.0, {{1}} {symbol} {{2}})",
             lambda dy, a, b, loses=loses: np.where(loses(a, b), 0, np.where(a == b, 0.5 * dy, dy)),
-            _second,
             draws=("normal", "special"),
         )
     row(
@@ -150,7 +132,6 @@ def define_slopes_by_two() -> None:
         4,
         "select(0.0, {0}, {1} >= {2} && {1} <= {3})",
         lambda dy, x, low, high: np.where((x >= low) & (x <= high), dy, 0),
-        _second,
         draws=("normal", "special"),
     )
 

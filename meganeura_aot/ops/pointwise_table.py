@@ -17,6 +17,7 @@ from ..op import Sample, make
 from .pointwise import Array, Pointwise
 
 F32, I32, U32 = DType.F32, DType.I32, DType.U32
+FLAT = "flat"
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -85,20 +86,21 @@ def row(
     arity: int,
     wgsl: str | Mapping[DType, str],
     numpy: Callable[..., Any],
-    derivative: Callable[..., Any] | None = None,
+    derivative: Callable[..., Any] | str | None = None,
     *,
     rule: str = "float",
     draws: Sequence[str] = ("normal", "small", "negative", "special"),
     attributes: Sequence[tuple[str, type, Any]] = (),
 ) -> None:
+    """derivative: see Pointwise; FLAT where it is zero everywhere, None where there is none: then the row cannot train."""
     namespace = {
         "__module__": __name__,
         "name": name,
         "arity": arity,
         "wgsl": wgsl,
         "numpy": staticmethod(numpy),
-        "derivative": staticmethod(derivative) if derivative else None,
-        "is_flat": derivative is None,
+        "derivative": staticmethod(derivative) if callable(derivative) else None,
+        "is_flat": derivative == FLAT,
         "rule": rule,
         "samples": classmethod(lambda cls: _samples(cls, tuple(draws))),
     }
@@ -143,10 +145,10 @@ def define_float_functions() -> None:
     row("erf", 1, "erf_f32({0})", _erf, _of_input("erf_grad"))
     row("sin", 1, "sin_f32({0})", np.sin, lambda g, dy, y, x: (dy * g.cos(x),))
     row("cos", 1, "cos_f32({0})", np.cos, lambda g, dy, y, x: (-(dy * g.sin(x)),))
-    row("floor", 1, "floor({0})", np.floor)
-    row("ceil", 1, "ceil({0})", np.ceil)
-    row("round", 1, "round({0})", np.rint)
-    row("sign", 1, _by_dtype("sign_f32({0})", "sign({0})", ""), np.sign, rule="signed")
+    row("floor", 1, "floor({0})", np.floor, FLAT)
+    row("ceil", 1, "ceil({0})", np.ceil, FLAT)
+    row("round", 1, "round({0})", np.rint, FLAT)
+    row("sign", 1, _by_dtype("sign_f32({0})", "sign({0})", ""), np.sign, FLAT, rule="signed")
     row("pow", 2, "pow_f32({0}, {1})", np.power, _d_pow, draws=("positive", "special"))
 
 
@@ -294,7 +296,7 @@ def define_comparisons() -> None:
         text = f"select(0.0, 1.0, {{0}} {symbol} {{1}})"
         if symbol == "!=":  # some adapters call NaN != NaN false, and none calls NaN == NaN true
             text = "select(1.0, 0.0, {0} == {1})"
-        row(name, 2, text, _comparison(compare), rule="compare", draws=("normal", "special"))
+        row(name, 2, text, _comparison(compare), FLAT, rule="compare", draws=("normal", "special"))
 
 
 def define_integer_functions() -> None:
