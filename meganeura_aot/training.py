@@ -107,7 +107,7 @@ def freeze(graphs: Mapping[str, GraphIR], patterns: Sequence[str]) -> dict[str, 
     """The graphs with the parameters that a pattern matches not trainable; raises GraphError where it matches none."""
     names = [n.op.label for graph in graphs.values() for n in graph.nodes if isinstance(n.op, Parameter)]
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise GraphError(
                 f"freeze {pattern!r}: expected a pattern of {', '.join(dict.fromkeys(names)) or 'nothing'}"
             )

@@ -79,8 +79,8 @@ class CanaryRunner(ModelRunner):
 OPERATORS_RUN: set[str] = set()  # names of the operators of every program loaded by this process
 
 
-def load(program: Program, *, fill: float = 1e30, checked: bool = False) -> Any:
-    """A CanaryRunner of the program's emitted Model section."""
+def load(program: Program, *, fill: float = 1e30, checked: bool = False, **more: Any) -> Any:
+    """A CanaryRunner of the program's emitted Model section; `more` goes to its constructor."""
     graphs = (*program.whole.values(), *program.graphs.values())
     OPERATORS_RUN.update(node.op.name for graph in graphs for node in graph.nodes)
     names = choose_names(program.plan)
@@ -95,7 +95,7 @@ def load(program: Program, *, fill: float = 1e30, checked: bool = False) -> Any:
         **declared_constants(program.plan),
     }
     exec(text, namespace)
-    return namespace["Runner"](device=shared_device(), checked=checked)
+    return namespace["Runner"](device=shared_device(), checked=checked, **more)
 
 
 def feeds_of(runner: Any, feeds: Mapping[str, Array], entry: str = "run") -> dict[str, Array]:
