@@ -139,6 +139,25 @@ def test_a_nan_that_is_seen_stays_visible() -> None:
         np.testing.assert_array_equal(np.isnan(gradient), np.isnan(expected[name]), err_msg=name)
 
 
+def test_a_nan_of_the_mask_stays_visible_beside_what_is_hidden() -> None:
+    """NaNs that nobody sees make the kernels skip hidden pairs; one whose score is NaN is not hidden."""
+    bias = np.zeros((40, 40), np.float32)
+    bias[:, 0] = bias[0] = bias[5] = -np.inf
+    bias[5, 20] = np.nan
+    g = Graph()
+    q, k, v = (g.parameter(name, (40, 16)) for name in "qkv")
+    y = g.attention(q, k, v, 2, attn_mask=g.input("bias", bias.shape))
+    g.set_outputs({"loss": g.sum(g.input("w", y.shape) * y)})
+    feeds = feeds_of(g) | {"bias": bias}
+    for name in "qkvw":
+        feeds[name][0] = np.nan
+    wanted = gradients_of(g.build())
+    expected = evaluate(wanted, feeds)
+    assert np.all(np.isnan(expected["grad.q"][5]))
+    for name, gradient in harness.run(compile_graph(wanted), feeds).items():
+        np.testing.assert_array_equal(np.isnan(gradient), np.isnan(expected[name]), err_msg=name)
+
+
 def test_rope_then_attention() -> None:
     g = Graph()
     q, k, v = g.parameter("q", (2, 33, 64)), g.parameter("k", (2, 33, 32)), g.parameter("v", (2, 33, 32))
