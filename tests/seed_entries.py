@@ -151,8 +151,6 @@ def swiglu_concat_grad(g: Graph) -> Tensor:
     return g.concat([g.swiglu_grad_gate(dy, gate, up), g.swiglu_grad_up(dy, gate)], axis=1)
 
 
-WITH_TRAINING = "with training"
-
 # Of the enum ShaderEntry, in its order. Text instead of a graph: why there is no row yet, or what stands for it.
 SHADER_ENTRIES: dict[str, Build | str] = {
     "MatMul": product(),

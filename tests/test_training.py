@@ -12,6 +12,7 @@ from bench import smollm2
 from meganeura_aot import Graph, GraphError, Program, Training, compile_graph
 from meganeura_aot.memory import lower_bound
 from meganeura_aot.reference import evaluate
+from tests.whole_models import MODELS
 
 Array = np.ndarray[Any, Any]
 
@@ -166,6 +167,12 @@ def test_no_square_of_the_vocabulary_or_of_the_tokens() -> None:
         assert buffer.type.size <= vocabulary * smollm2.WIDTH, buffer
         assert buffer.type.size % tokens**2 or not buffer.type.size, buffer
     assert program.report.scratch_bytes <= 1.3 * lower_bound(program.unshared)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scratch_is_near_its_lower_bound(name: str) -> None:
+    report = compile_graph(MODELS[name].build(), train=Training("adam", clip_norm=1.0)).report
+    assert report.scratch_bytes <= 1.3 * report.scratch_bound
 
 
 # ---- the text
