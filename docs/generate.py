@@ -1,10 +1,12 @@
-"""Write docs/ops.md and docs/seed_parity.md from the registry: python docs/generate.py [--check]"""
+"""Write docs/builder.md, docs/ops.md and docs/seed_parity.md from the code: python docs/generate.py [--check]"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -15,6 +17,22 @@ from meganeura_aot.op import OPS, Op  # noqa: E402
 from meganeura_aot.ops.pointwise import Pointwise  # noqa: E402
 from tests.seed_entries import COOPERATIVE, OPERATORS, SHADER_ENTRIES, Build  # noqa: E402
 from tests.test_operators import graph_of  # noqa: E402
+
+BUILDER_HEAD = """# The methods of Graph
+
+Made by `python docs/generate.py`; a test fails when it is out of date. A tensor also has `.shape`, `.dtype` and NumPy's
+operators. Numbers may stand where tensors do.
+"""
+
+HEADINGS = {
+    "Graph": "Leaves, states, outputs",
+    "GatherOperators": "Indices, order, random numbers, positions",
+    "NormOperators": "Norms and losses",
+    "AttentionOperators": "Attention and caches",
+    "ImageOperators": "Images and sequences",
+    "Operators": "Products, reductions, layout",
+    "PointwiseOperators": "Pointwise",
+}
 
 OPS_HEAD = """# Operators
 
@@ -119,7 +137,33 @@ def parity_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-TEXTS = {"ops.md": ops_text, "seed_parity.md": parity_text}
+def builder_text() -> str:
+    """The public methods of Graph, a heading a class that defines them."""
+    lines = [BUILDER_HEAD]
+    for cls in Graph.__mro__:
+        methods = {name: f for name, f in vars(cls).items() if inspect.isfunction(f) and not name.startswith("_")}
+        shown = [name for name in methods if methods[name].__doc__]
+        if cls is Graph:  # it wraps all of them; its own are those that no other class has
+            inherited = [vars(base).get(name) for base in Graph.__mro__[1:] for name in shown]
+            known = {method.__name__ for method in inherited if method is not None and method.__doc__}
+            shown = [name for name in shown if name not in known]
+        if shown:
+            lines += [f"## {HEADINGS[cls.__name__]}", "", inspect.cleandoc(cls.__doc__ or ""), ""]
+        for name in shown:
+            method = inspect.unwrap(getattr(cls, name))
+            text = inspect.cleandoc(method.__doc__ or "")
+            lines += [f"**`{name}{signature_text(method)}`**", "", *text.splitlines(), ""]
+    return "\n".join(lines)
+
+
+def signature_text(method: Any) -> str:
+    """Arguments and defaults, without types."""
+    signature = inspect.signature(method)
+    plain = [p.replace(annotation=p.empty) for name, p in signature.parameters.items() if name != "self"]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+TEXTS = {"builder.md": builder_text, "ops.md": ops_text, "seed_parity.md": parity_text}
 
 
 def main() -> int:

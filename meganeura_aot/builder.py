@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import keyword
+import math
 import os
 import sys
 import unicodedata
@@ -91,13 +92,18 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         type_ = self._type(f"parameter {name!r}", shape, "f32" if storage else dtype)
         return self._leaf(Parameter(name, type_, init, trainable, storage))
 
-    def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
-        """A tensor that lives on the GPU across calls; zero at start. `assign`, `advance`, `cache_write` write it.
+    def state(self, name: str, shape: Sequence[int], dtype: str = "f32", init: float = 0) -> Tensor:
+        """A tensor that lives on the GPU across calls. `assign`, `advance`, `cache_write` write it.
 
-        dtype: "f32", "i32", "u32", or "f16" for a cache of f32 numbers that are stored as halves.
+        dtype: "f32", "i32", "u32", or "f16" for a cache of f32 numbers that are stored as halves. init: the number that
+        every element has at the start and after `reset`, as 1 for a running variance.
         """
         storage = dtype if dtype == "f16" else ""
-        return self._leaf(State(name, self._type(f"state {name!r}", shape, "f32" if storage else dtype), storage))
+        type_ = self._type(f"state {name!r}", shape, "f32" if storage else dtype)
+        whole = type_.dtype.is_integer
+        if not _is_finite(init) or (whole and not (float(init).is_integer() and abs(init) < 2**31)):
+            raise self._error(f"state {name!r}", f"{'an integer' if whole else 'a number'} as init", repr(init))
+        return self._leaf(State(name, type_, storage, float(init)))
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
@@ -291,8 +297,12 @@ def _is_init(init: Any) -> bool:
         return init in (None, "zeros", "ones")
     if not isinstance(init, tuple) or len(init) != 2 or init[0] not in ("uniform", "normal"):
         return False
-    number = isinstance(init[1], int | float | np.integer | np.floating) and not isinstance(init[1], bool)
-    return number and 0 <= float(init[1]) < float("inf")
+    return _is_finite(init[1]) and init[1] >= 0
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def _is_size(size: Any) -> bool:

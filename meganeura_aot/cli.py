@@ -33,18 +33,30 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", metavar="MODEL", type=Path, help="a Python file with build() -> Graph, or `graph`")
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="the runner to write (default: out/MODEL)")
-    parser.add_argument("--set", metavar="K=V", action="append", default=[], help="an argument of build()")
+    parser.add_argument("--set", metavar="K=V", action="append", default=[], help="an argument of build(); repeatable")
     parser.add_argument("--target", choices=list(TARGETS), default="webgpu", help="what adapters it is for")
     parser.add_argument(
         "--train", metavar="KIND", choices=list(DEFAULTS), help="add a training step: sgd, adam or adamw"
     )
     parser.add_argument(
-        "--opt", metavar="K=V", action="append", default=[], help="a number of the optimizer, as lr=1e-3"
+        "--opt",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="of the optimizer, repeatable: lr, betas, momentum, clip_norm, lr_mult.PREFIX, ...",
     )
-    parser.add_argument("--freeze", metavar="PATTERN", action="append", default=[], help="parameters not to train")
+    parser.add_argument(
+        "--freeze",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="parameters not to train, such as embed.*; repeatable",
+    )
     parser.add_argument("--emit", choices=STAGES, help="print a stage and write nothing")
     parser.add_argument("--check", action="store_true", help="exit 1 and show the difference when OUT is out of date")
-    parser.add_argument("--report", action="store_true", help="print counts of dispatches, pipelines and bytes")
+    parser.add_argument(
+        "--report", action="store_true", help="beside writing OUT, print counts of dispatches, pipelines and bytes"
+    )
     parser.add_argument("--no-optimize", action="store_true", help="one kernel an operator, for comparison")
     parser.add_argument("-v", "--verbose", action="store_true", help="say how long each step took")
     parser.add_argument("--version", action="version", version=f"meganeura-aot {VERSION}")

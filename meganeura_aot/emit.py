@@ -169,9 +169,9 @@ def buffer_lines(plan: ExecutionPlan, names: Names) -> list[str]:
     lines = []
     for buffer in plan.buffers.values():
         target = f"self.{names.buffers[buffer.name]}"
-        comment = ", ".join(dict.fromkeys(writers.get(buffer.name, [])))
-        note = f"  # {comment}" if comment and buffer.kind in ("scratch", "output") else ""
-        lines.append(f"{target} = {declaration(buffer, packed)}{note}")
+        line = f"{target} = {declaration(buffer, packed)}"
+        shown = buffer.kind in ("scratch", "output")
+        lines.append(line + note(list(dict.fromkeys(writers.get(buffer.name, []))), LINE - 8 - len(line)) * shown)
     for entry in plan.entries:
         for output in entry.outputs:
             what = (
@@ -183,6 +183,16 @@ def buffer_lines(plan: ExecutionPlan, names: Names) -> list[str]:
             step = quote(move.step) if isinstance(move.step, str) else move.step
             lines.append(f"self.advance({quote(entry.name)}, self.{state}, {step}, limit={move.limit})")
     return lines
+
+
+def note(names: Sequence[str], width: int) -> str:
+    """A comment that names what writes a buffer, as many of them as fit."""
+    for count in range(len(names), 0, -1):
+        rest = f" and {len(names) - count} more" if count < len(names) else ""
+        text = f"  # {', '.join(names[:count])}{rest}"
+        if len(text) <= width:
+            return text
+    return ""
 
 
 def dtype_text(dtype: str) -> str:
@@ -206,10 +216,8 @@ def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
     return f"self.{buffer.kind}({what}, nbytes={buffer.nbytes}{init})"
 
 
-def init_text(init: Init) -> str:
-    if init is None:
-        return ""
-    return f", init={quote(init)}" if isinstance(init, str) else f", init=({quote(init[0])}, {init[1]})"
+def init_text(init: Init | float) -> str:
+    return "" if init is None else f", init={value_text(init)}"
 
 
 def pipeline_lines(names: Names) -> list[str]:

@@ -13,7 +13,7 @@ from .errors import KernelError
 from .kernel import data_folder
 
 INFERENCE = ("core", "weights", "doctor", "profile", "cli")
-TRAINING = (*INFERENCE, "optimizer", "fit", "train")
+TRAINING = (*INFERENCE, "optimizer", "fit", "checkpoint", "train")
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class EntryLowering:
             if isinstance(node.op, Parameter):
                 more = {"init": node.op.init, "storage": node.op.storage, "trained": node.op.label in self.trained}
             elif isinstance(node.op, State):
-                more = {"storage": node.op.storage}
+                more = {"init": node.op.init or None, "storage": node.op.storage}
             elif value in self.limits:
                 more = {"below": self.limits[value]}
             kind = KIND_OF_LEAF[type(node.op)]
@@ -253,7 +253,7 @@ class EntryLowering:
 
     def _call(self, node: Node, inputs: list[Operand], outputs: list[Value]) -> None:
         results = [Operand(self.graph.type_of(value), self.storage[value]) for value in outputs]
-        self.current = (node, describe(node, [operand.type for operand in inputs]))
+        self.current = (node, describe(node, [operand.type for operand in inputs]) + self._named(results[0].buffer))
         node.op.lower(self, *inputs, out=results[0] if len(results) == 1 else tuple(results))
 
     def _write_in_place(self, index: int, node: Node) -> None:
@@ -269,6 +269,11 @@ class EntryLowering:
             self._in_memory(v, memory[v]) if place in places else self.operand(v) for place, v in enumerate(node.inputs)
         ]
         self._call(node, operands, [Value(index, port) for port in written])
+
+    def _named(self, buffer: str) -> str:
+        """For the comment: the user's name of what is written, where a parameter, a gradient or a state is."""
+        ref = self.buffers[buffer]
+        return f": {ref.label}" if ref.kind in SHARED else ""
 
     def _in_memory(self, value: Value, memory: str) -> Operand:
         return Operand(self.graph.type_of(value), memory, storage=self.buffers[memory].storage)

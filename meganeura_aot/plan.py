@@ -30,7 +30,7 @@ class BufferRef:
     type: TensorType
     nbytes: int
     entry: str = ""
-    init: Init = None
+    init: Init | float = None
     data: bytes = field(default=b"", repr=False)
     storage: str = ""
     trained: bool = False

@@ -13,7 +13,7 @@ from .builder import Graph
 from .errors import GraphError
 from .graph import GraphIR, Node, Value
 from .ops.leaf import Gradient, Input, Moment, Parameter, gradient_label
-from .ops.optimizer import AdamUpdate, AdamWUpdate, SgdUpdate, SumSquares, Update
+from .ops.optimizer import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
 from .passes import activate_dropout, advance_dropout
 from .plan import ACCUMULATE, APPLY, TrainingPlan
 from .tensor import Tensor
@@ -24,7 +24,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # PyTorch's
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
 }
 MULTIPLIERS = ("lr_mult.", "wd_mult.")
-CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class Training:
@@ -48,7 +47,8 @@ class Training:
             self.numbers[name] = self._checked(name, value)
         moving = self.numbers.get("momentum", 0) > 0
         if not isinstance(self.nesterov, bool) or (self.nesterov and not moving):
-            raise GraphError(f"training: expected nesterov with sgd and a momentum > 0, got {self.nesterov!r}")
+            got = f"{self.nesterov!r} for {kind} and momentum {self.numbers.get('momentum', 0)}"
+            raise GraphError(f"training: expected nesterov only with sgd and a momentum > 0, got {got}")
 
     def _checked(self, name: str, value: Any) -> Any:
         known = [*DEFAULTS[self.kind], "clip_norm", *(["nesterov"] if self.kind == "sgd" else [])]
@@ -62,7 +62,8 @@ class Training:
                 raise GraphError(f"training: expected two betas from 0 up to 1, got {value!r}")
             return (float(value[0]), float(value[1]))
         if not is_number(value) or (name == "clip_norm" and value == 0):
-            raise GraphError(f"training: expected a finite number >= 0 as {name}, got {value!r}")
+            least = "> 0" if name == "clip_norm" else ">= 0"
+            raise GraphError(f"training: expected a finite number {least} as {name}, got {value!r}")
         return float(value)
 
     def update(self) -> Update:
@@ -142,13 +143,12 @@ def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, T
     trained = [op for label, op in parameters.items() if label in dict(differentiated.gradients)]
     for key in training.numbers:
         if key.startswith(MULTIPLIERS) and not any(op.label.startswith(key.split(".", 1)[1]) for op in trained):
-            raise GraphError(f"training: expected a trained parameter whose name starts so for {key!r}, found none")
+            names = ", ".join(op.label for op in trained)
+            raise GraphError(f"training: expected {key!r} to be the start of a trained parameter of {names}")
     gradients = {op.label: g.apply(Gradient(gradient_label(op.label), op.type)) for op in trained}
     scale = []
     if update.scaled:
-        squares = [g.reshape(g.apply(SumSquares(), gradient), (1,)) for gradient in gradients.values()]
-        norm = g.sqrt(g.sum(g.concat(squares)))
-        scale.append(g.minimum(g.input("clip_norm", ()) / (norm + CLIP_EPS), 1.0))
+        scale.append(g.apply(ClipScale(), g.input("clip_norm", ()), *gradients.values()))
     inputs: dict[tuple[str, str], Tensor] = {}
     for op in trained:
         prefixes = training.prefixes(op.label)

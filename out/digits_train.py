@@ -511,10 +511,14 @@ class ModelRunner:
                 outcome[b.name], data = b.array(data), data[b.nbytes :]
         return outcome
 
+    def _need_weights(self) -> None:
+        if self._missing:
+            names = ", ".join(self._missing)
+            raise RuntimeError(f"{self.name} is without weights: {names}: load_weights() or init_weights() first")
+
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
-        if self._missing:
-            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}")
+        self._need_weights()
         if given.keys() != target.feeds.keys():
             raise ValueError(f"inputs of {target.name}: expected {list(target.feeds)}, got {list(given)}")
         arrays, foreign, after = dict[Buffer, Any](), dict[Buffer, Any](), dict[Buffer, Any]()
@@ -565,10 +569,15 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing."""
+        """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing.
+
+        States, such as running statistics, may be there too.
+        """
         given = source if isinstance(source, Mapping) else read_safetensors(source)
-        for b, array in match_tensors(given, self._named("parameter"), strict).items():
+        wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
+        for b, array in match_tensors(given, Names(wanted), strict).items():
             self.upload(b, array)
+            self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
             self.device.queue.submit([])  # lets wgpu free its copy
         self._missing = []
 
@@ -601,9 +610,9 @@ class ModelRunner:
 
     @guarded
     def reset(self) -> None:
-        """Zero every state."""
-        for name, (shape, dtype) in self.states.items():
-            self.set_state(name, np.zeros(shape, DTYPES[dtype]))
+        """Give every state what it starts with, which is zero unless the model says otherwise."""
+        for name, b in self._named("state").items():
+            self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
         """Free the buffers, and the device unless it is the host program's."""
@@ -924,6 +933,10 @@ class Progress:
             text = "\r" + text[:width].ljust(width)
         print(text, end=end, file=sys.stderr, flush=True)
 
+    def stop(self, since: int) -> None:
+        if self.every:
+            self.show(f"stopped: nothing better in {since} epochs", end="\n")
+
     def close(self) -> None:
         if self.open:
             print(file=sys.stderr, flush=True)
@@ -974,6 +987,7 @@ def fit_model(
             measure = mean if value is None else value
             best, since = (measure, 0) if measure < best else (best, since + 1)
             if patience is not None and since >= patience:
+                progress.stop(since)
                 break
     finally:
         progress.close()
@@ -989,12 +1003,45 @@ def validate(runner: Any, validation: Any) -> float:
         raise ValueError(
             "validation of fit: expected a function of the runner where there are several entries, got data"
         )
+    if written := [b.name for b in runner.entries[entry].written if b.kind == "state"]:
+        raise ValueError(
+            f"validation of fit: expected a function of the runner where {entry} writes states ({', '.join(written)}), got data"
+        )
     results = list(runner.entries[entry].results)
     loss = "loss" if "loss" in results else results[0]
     losses = [runner.call(entry, batch, (loss,))[loss].item() for batch in validation]
     if not losses:
         raise ValueError("validation of fit: expected batches, got none")
     return float(np.mean(losses))
+
+
+# Files of weights and checkpoints, written all or nothing.
+
+
+def write_safetensors(path: Any, buffers: Mapping[str, Buffer], read: Callable[[Buffer], Any], metadata: Any) -> None:
+    """Each buffer as `read` gives it, one at a time, the widest dtypes first, so that all are aligned.
+
+    All or nothing: until the new file is whole and on disk, its name leads to the old one.
+    """
+    target, end, header = os.path.realpath(path), 0, {"__metadata__": metadata} if metadata else {}
+    order = sorted(buffers, key=lambda name: (-DTYPES[buffers[name].dtype].itemsize, name))
+    for name in order:
+        b, begin = buffers[name], end
+        end += math.prod(b.shape) * DTYPES[b.dtype].itemsize
+        header[name] = {"dtype": b.dtype.upper(), "shape": list(b.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = f"{target}.{os.getpid()}.{threading.get_ident()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                file.write(read(buffers[name]).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 # Training: forward, backward and update in one submit; accumulated gradients, checkpoints, a guard against NaN.
@@ -1033,32 +1080,6 @@ CHECKPOINT_PREFIXES = {"parameter": "", "moment": "optimizer.", "state": "state.
 CHECKPOINT_VERSION = "1"
 
 
-def write_safetensors(path: Any, buffers: Mapping[str, Buffer], read: Callable[[Buffer], Any], metadata: Any) -> None:
-    """Each buffer as `read` gives it, one at a time, the widest dtypes first, so that all are aligned.
-
-    All or nothing: until the new file is whole and on disk, its name leads to the old one.
-    """
-    target, end, header = os.path.realpath(path), 0, {"__metadata__": metadata} if metadata else {}
-    order = sorted(buffers, key=lambda name: (-DTYPES[buffers[name].dtype].itemsize, name))
-    for name in order:
-        b, begin = buffers[name], end
-        end += math.prod(b.shape) * DTYPES[b.dtype].itemsize
-        header[name] = {"dtype": b.dtype.upper(), "shape": list(b.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    temporary = f"{target}.{os.getpid()}.{threading.get_ident()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in order:
-                file.write(read(buffers[name]).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
 class TrainingRunner(ModelRunner):
     """Base of a Runner compiled with --train, which has the entries `accumulate` and `apply` beside its forward ones.
 
@@ -1089,6 +1110,8 @@ class TrainingRunner(ModelRunner):
         self._adds, self._checks = list[Any](), list[Any]()
         super().__init__(device, adapter, checked)
         self._clear("moment")
+        for buffer, array in self._update_numbers(None).items():  # for --bench, which makes no steps of its own
+            self.upload(buffer, array)
         self._report = self._make("report", Buffer("", "loss and flag", (2,), "f32", 8))
         if on_nan == "raise":
             written = [b for b in self._of("state") if b in self.entries["accumulate"].written]
@@ -1097,7 +1120,10 @@ class TrainingRunner(ModelRunner):
 
     def declare(self) -> "TrainingRunner":
         super().declare()
-        forward = [name for name in self.entries if name not in ("accumulate", "apply")]
+        both, step = self.entries["accumulate"], self.entries.pop("train_step")
+        self.entries["train_step"] = step  # the last one
+        step.feeds, step.results, step.advances = both.feeds, both.results, both.advances
+        forward = [name for name in self.entries if name not in ("accumulate", "apply", "train_step")]
         self._only = forward[0] if len(forward) == 1 else None
         self._checkpointed()
         return self
@@ -1127,6 +1153,11 @@ class TrainingRunner(ModelRunner):
     def _copy(self, commands: Any, pairs: Mapping[Buffer, Buffer]) -> None:
         for source, target in pairs.items():
             commands.copy_buffer_to_buffer(source.gpu, 0, target.gpu, 0, source.nbytes)
+
+    def encode_train_step(self, encoder: Any) -> None:
+        """What --bench and --profile time as the entry train_step."""
+        for entry in ("accumulate", "apply"):
+            getattr(self, f"encode_{entry}")(encoder)
 
     # Steps.
 
@@ -1165,7 +1196,8 @@ class TrainingRunner(ModelRunner):
 
     def _learn(self, inputs: Mapping[str, Any], numbers: dict[Buffer, Any] | None) -> float:
         """A pass over the model, and an update where there are numbers for it."""
-        arrays, foreign, positions = self._prepare(self.entries["accumulate"], inputs)
+        entry = self.entries["accumulate" if numbers is None else "train_step"]
+        arrays, foreign, positions = self._prepare(entry, inputs)
         if self._pending and not self._twins:  # nobody pays for these who does not accumulate
             twins = {b: self._make("twin", b) for b in self._of("gradient")}
             self._adds = [self._each(ADD_KEPT, b, twin, b) for b, twin in twins.items()]
@@ -1289,19 +1321,40 @@ class TrainingRunner(ModelRunner):
     @guarded
     def weights(self) -> dict[str, Any]:
         """Every parameter."""
-        return {name: self._download(b) for name, b in self._trained().items()}
+        self._need_weights()
+        return {name: self._download(b) for name, b in self._named("parameter").items()}
 
     @guarded
     def save_weights(self, path: str | os.PathLike[str]) -> None:
-        """Every parameter into a safetensors file, which load_weights of any runner of the model takes."""
-        write_safetensors(path, self._trained(), self._download, None)
+        """Every parameter, and the f32 states that training writes, such as running statistics, into a safetensors file,
+        which load_weights of any runner of the model takes."""
+        self._need_weights()
+        learnt = [b for b in self._of("state") if b in self.entries["accumulate"].written and b.dtype == "f32"]
+        tensors = self._named("parameter") | {b.name: b for b in learnt}
+        write_safetensors(path, tensors, self._download, None)
+
+    @guarded
+    def load_weights(self, source: Any, strict: bool = True) -> None:
+        """As of any runner; the optimizer starts anew, for what it kept belongs to other weights."""
+        super().load_weights(source, strict)
+        self._start_anew()
+
+    @guarded
+    def init_weights(self, seed: int = 0, default: Any = None) -> None:
+        """As of any runner; the optimizer starts anew."""
+        super().init_weights(seed, default)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._step, self._pending, self._available = 0, False, False
+        self._clear("moment")
 
     @guarded
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """All that training goes on from, bit by bit, into a safetensors file."""
         if self._pending:
             raise RuntimeError(f"save_checkpoint of {self.name}: expected apply() before it, got pending gradients")
-        self._trained()
+        self._need_weights()
         numbers = json.dumps(dict(self._optimizer))
         metadata = {"checkpoint": CHECKPOINT_VERSION, "step": str(self._step), "numbers": numbers}
         metadata |= {"optimizer": self.optimizer_kind, "model": self.name}
@@ -1326,11 +1379,6 @@ class TrainingRunner(ModelRunner):
         self._step = step
         self._optimizer.update(numbers)
         self._missing = []
-
-    def _trained(self) -> Names:
-        if self._missing:
-            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}")
-        return self._named("parameter")
 
     def _checkpointed(self) -> Names:
         """What a checkpoint holds, by the name it has there."""
@@ -2982,12 +3030,8 @@ class Runner(TrainingRunner):
         self.b_train_loss = self.buffer("train.loss", nbytes=4)  # train.cross_entropy_loss_1
         self.b_predict_probabilities = self.buffer("predict.probabilities", nbytes=15880)  # predict.softmax_0
         self.b_accumulate_loss = self.buffer("accumulate.loss", nbytes=4)  # accumulate.cross_entropy_loss_1
-        self.b_t0 = self.buffer(
-            "t0", nbytes=203264
-        )  # train.matmul_0, train.cross_entropy_loss_0, predict.matmul_0, accumulate.matmul_0
-        self.b_t1 = self.buffer(
-            "t1", nbytes=25600
-        )  # train.matmul_1, predict.matmul_1, accumulate.random_dropout_0, accumulate.random_dropout_1
+        self.b_t0 = self.buffer("t0", nbytes=203264)  # train.matmul_0, train.cross_entropy_loss_0 and 2 more
+        self.b_t1 = self.buffer("t1", nbytes=25600)  # train.matmul_1, predict.matmul_1 and 2 more
         self.b_t2 = self.buffer("t2", nbytes=25600)  # accumulate.matmul_1, accumulate.matmul_2, accumulate.relu_grad_0
         self.b_t3 = self.buffer("t3", nbytes=2000)  # accumulate.cross_entropy_loss_0, accumulate.cross_entropy_grad_1
         self.b_t4 = self.buffer("t4", nbytes=4)  # accumulate.cross_entropy_grad_0
@@ -3138,31 +3182,31 @@ class Runner(TrainingRunner):
         encoder.dispatch(self.p_counted_0, self.g_accumulate_cross_entropy_grad_0, 1, 1, 1)
         # accumulate.cross_entropy_grad_1: cross_entropy_grad(f32[], f32[50, 10], u32[50]) -> f32[50, 10]
         encoder.dispatch(self.p_cross_entropy_grad_0, self.g_accumulate_cross_entropy_grad_1, 1, 1, 1)
-        # accumulate.sum_0: sum(f32[50, 10]) -> f32[10]
+        # accumulate.sum_0: sum(f32[50, 10]) -> f32[10]: grad.fc2.bias
         encoder.dispatch(self.p_sum_0, self.g_accumulate_sum_0, 1, 1, 1)
         # accumulate.matmul_2: f32[50, 10] @ f32[10, 128] -> f32[50, 128]
         encoder.dispatch(self.p_matmul_0, self.g_accumulate_matmul_2, 8, 1, 1)
-        # accumulate.matmul_3: f32[50, 10]^T @ f32[50, 128] -> f32[10, 128]
+        # accumulate.matmul_3: f32[50, 10]^T @ f32[50, 128] -> f32[10, 128]: grad.fc2.weight
         encoder.dispatch(self.p_matmul_at_0, self.g_accumulate_matmul_3, 4, 1, 1)
         # accumulate.random_dropout_1: random_dropout(f32[50, 128], u32[4]) -> f32[50, 128]
         encoder.dispatch(self.p_random_dropout_0, self.g_accumulate_random_dropout_1, 7, 1, 1)
         # accumulate.relu_grad_0: relu_grad(f32[50, 128], f32[50, 128]) -> f32[50, 128]
         encoder.dispatch(self.p_relu_grad_0, self.g_accumulate_relu_grad_0, 25, 1, 1)
-        # accumulate.sum_1: sum(f32[50, 128]) -> f32[128]
+        # accumulate.sum_1: sum(f32[50, 128]) -> f32[128]: grad.fc1.bias
         encoder.dispatch(self.p_sum_1, self.g_accumulate_sum_1, 2, 1, 1)
-        # accumulate.matmul_4: f32[50, 128]^T @ f32[50, 64] -> f32[128, 64]
+        # accumulate.matmul_4: f32[50, 128]^T @ f32[50, 64] -> f32[128, 64]: grad.fc1.weight
         encoder.dispatch(self.p_matmul_at_2_0, self.g_accumulate_matmul_4, 8, 1, 1)
-        # accumulate.advance_counter_0: advance_counter(u32[4]) -> u32[4]
+        # accumulate.advance_counter_0: advance_counter(u32[4]) -> u32[4]: dropout.rng
         encoder.dispatch(self.p_advance_counter_0, self.g_accumulate_advance_counter_0, 1, 1, 1)
 
     def encode_apply(self, encoder):
-        # apply.adam_update_0: adam_update of f32[128, 64], exp_avg and exp_avg_sq kept
+        # apply.adam_update_0: adam_update of f32[128, 64], exp_avg and exp_avg_sq kept: fc1.weight
         encoder.dispatch(self.p_adam_update_0, self.g_apply_adam_update_0, 8, 1, 1)
-        # apply.adam_update_1: adam_update of f32[128], exp_avg and exp_avg_sq kept
+        # apply.adam_update_1: adam_update of f32[128], exp_avg and exp_avg_sq kept: fc1.bias
         encoder.dispatch(self.p_adam_update_1, self.g_apply_adam_update_1, 1, 1, 1)
-        # apply.adam_update_2: adam_update of f32[10, 128], exp_avg and exp_avg_sq kept
+        # apply.adam_update_2: adam_update of f32[10, 128], exp_avg and exp_avg_sq kept: fc2.weight
         encoder.dispatch(self.p_adam_update_2, self.g_apply_adam_update_2, 2, 1, 1)
-        # apply.adam_update_3: adam_update of f32[10], exp_avg and exp_avg_sq kept
+        # apply.adam_update_3: adam_update of f32[10], exp_avg and exp_avg_sq kept: fc2.bias
         encoder.dispatch(self.p_adam_update_2_0, self.g_apply_adam_update_3, 1, 1, 1)
 
     def train(self, outputs=None, **inputs):

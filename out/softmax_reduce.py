@@ -508,10 +508,14 @@ class ModelRunner:
                 outcome[b.name], data = b.array(data), data[b.nbytes :]
         return outcome
 
+    def _need_weights(self) -> None:
+        if self._missing:
+            names = ", ".join(self._missing)
+            raise RuntimeError(f"{self.name} is without weights: {names}: load_weights() or init_weights() first")
+
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
-        if self._missing:
-            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}")
+        self._need_weights()
         if given.keys() != target.feeds.keys():
             raise ValueError(f"inputs of {target.name}: expected {list(target.feeds)}, got {list(given)}")
         arrays, foreign, after = dict[Buffer, Any](), dict[Buffer, Any](), dict[Buffer, Any]()
@@ -562,10 +566,15 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing."""
+        """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing.
+
+        States, such as running statistics, may be there too.
+        """
         given = source if isinstance(source, Mapping) else read_safetensors(source)
-        for b, array in match_tensors(given, self._named("parameter"), strict).items():
+        wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
+        for b, array in match_tensors(given, Names(wanted), strict).items():
             self.upload(b, array)
+            self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
             self.device.queue.submit([])  # lets wgpu free its copy
         self._missing = []
 
@@ -598,9 +607,9 @@ class ModelRunner:
 
     @guarded
     def reset(self) -> None:
-        """Zero every state."""
-        for name, (shape, dtype) in self.states.items():
-            self.set_state(name, np.zeros(shape, DTYPES[dtype]))
+        """Give every state what it starts with, which is zero unless the model says otherwise."""
+        for name, b in self._named("state").items():
+            self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
         """Free the buffers, and the device unless it is the host program's."""

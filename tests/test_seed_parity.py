@@ -60,7 +60,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["ops.md", "seed_parity.md"])
+@pytest.mark.parametrize("name", ["builder.md", "ops.md", "seed_parity.md"])
 def test_document_is_up_to_date(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == generator().TEXTS[name](), "run python docs/generate.py"
 

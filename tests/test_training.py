@@ -206,13 +206,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"kind": "sgd", "lr": float("nan")}, "finite number >= 0 as lr, got nan"),
     "negative": ({"kind": "sgd", "weight_decay": -1}, "finite number >= 0 as weight_decay, got -1"),
     "text": ({"kind": "sgd", "lr": "big"}, "finite number >= 0 as lr, got 'big'"),
-    "clip": ({"kind": "sgd", "clip_norm": 0}, "clip_norm, got 0"),
-    "nesterov": ({"kind": "sgd", "nesterov": True}, "nesterov with sgd and a momentum > 0"),
-    "adam nesterov": ({"kind": "adam", "nesterov": True}, "nesterov with sgd"),
+    "clip": ({"kind": "sgd", "clip_norm": 0}, "> 0 as clip_norm, got 0"),
+    "nesterov": (
+        {"kind": "sgd", "nesterov": True},
+        "nesterov only with sgd and a momentum > 0, got True for sgd and momentum 0.0",
+    ),
+    "adam nesterov": ({"kind": "adam", "nesterov": True}, "nesterov only with sgd"),
     "prefix": ({"kind": "sgd", "lr_mult.": 1.0}, "got 'lr_mult.'"),
     "freeze": ({"kind": "sgd", "freeze": "body.*"}, "a list of patterns as freeze"),
     "no match": ({"kind": "sgd", "freeze": ["tail.*"]}, "freeze 'tail.*': expected a pattern of body.weight"),
-    "multiplier": ({"kind": "sgd", "lr_mult.tail": 1.0}, "whose name starts so for 'lr_mult.tail'"),
+    "multiplier": (
+        {"kind": "sgd", "lr_mult.tail": 1.0},
+        "'lr_mult.tail' to be the start of a trained parameter of body.weight, head.weight, head.bias",
+    ),
 }
 
 

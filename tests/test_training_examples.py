@@ -72,7 +72,7 @@ def test_idx(tmp_path: Path) -> None:
 
 def test_the_document_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    model, use = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    model, use, resume = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     command = re.search(r"```\nmeganeura-aot (.*?)\n```", text)
     assert command is not None
     monkeypatch.chdir(tmp_path)
@@ -85,6 +85,11 @@ def test_the_document_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("trainer", None)
     exec(use, scope)
+    exec(resume, scope | {"held_out_classes": classes[:397]})
     sys.modules.pop("trainer")
     assert (scope["answers"].argmax(axis=1) == classes[:397]).mean() > 0.9
-    assert (tmp_path / "w.safetensors").is_file()
+    assert main(["model.py", "-o", "predictor.py"]) == 0
+    sys.modules.pop("predictor", None)
+    with importlib.import_module("predictor").Runner() as runner:
+        runner.load_weights("best.safetensors")
+        assert (runner.predict(x=images[:397])["logits"].argmax(axis=1) == classes[:397]).mean() > 0.9

@@ -203,3 +203,48 @@ def test_numbers_change_without_compiling() -> None:
             rate = 0.0 if name.startswith("fc1") else 0.2
             expected = weight - rate * (gradients[name] + 0.5 * weight)
             np.testing.assert_allclose(runner.weights()[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def normed(rows: int, training: bool) -> Graph:
+    g = Graph()
+    h = g.matmul_bt(g.input("x", (rows, 6)), g.parameter("w", (5, 6), init=("normal", 0.4)))
+    mean, variance = g.state("mean", (5,)), g.state("variance", (5,), init=1)
+    h = g.tanh(g.batch_norm(h, mean, variance, training=training))
+    g.set_outputs({"loss": g.mse_loss(h, g.input("y", (rows, 5)))} if training else {"h": h})
+    return g
+
+
+def test_running_statistics_travel_with_the_weights(tmp_path: Path) -> None:
+    """From the trainer to a runner that only predicts, by save_weights."""
+    graphs = {"train": normed(16, training=True), "predict": normed(4, training=False)}
+    x = 3 + data(9)["x"][:4]
+    with harness.load(compile_graph(graphs, train=Training("adam", lr=0.01))) as runner:
+        np.testing.assert_array_equal(runner.get_state("variance"), np.ones(5, np.float32))
+        runner.init_weights(0)
+        for step in range(5):
+            runner.train_step(**data(step) | {"x": 3 + data(step)["x"]})
+        expected = runner.predict(x=x)["h"]
+        runner.save_weights(tmp_path / "w.safetensors")
+        variance = runner.get_state("variance")
+        with pytest.raises(
+            ValueError, match=r"expected a function of the runner where train writes states \(mean, var"
+        ):
+            runner.fit([data(0)], validation=[data(1)], log_every=0)
+        runner.reset()
+        np.testing.assert_array_equal(runner.get_state("variance"), np.ones(5, np.float32))
+    with harness.load(compile_graph(normed(4, training=False))) as runner:
+        runner.load_weights(tmp_path / "w.safetensors")
+        np.testing.assert_array_equal(runner.get_state("variance"), variance)
+        np.testing.assert_array_equal(runner.run(x=x)["h"], expected)
+
+
+def test_new_weights_start_the_optimizer_anew() -> None:
+    model = MODELS["mlp"]
+    broken = model.batch(0)
+    broken["x"] = broken["x"] * np.nan
+    with start(model, Training("adam", lr=3e-3)) as runner:
+        expected = runner.train_step(**model.batch(0)), runner.train_step(**model.batch(1))
+        assert np.isnan(runner.train_step(**broken))
+        runner.load_weights(model.weights())
+        assert runner.step == 0
+        assert (runner.train_step(**model.batch(0)), runner.train_step(**model.batch(1))) == expected

@@ -45,9 +45,11 @@ class Parameter(Leaf):
 
 @dataclass(frozen=True)
 class State(Leaf):
-    """Lives on the GPU across calls; zero at start. storage: as of a parameter; only `cache_write` writes halves."""
+    """Lives on the GPU across calls. storage: as of a parameter; only `cache_write` writes halves. init: the number that
+    every element starts with."""
 
     storage: str = ""
+    init: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample
-from .pointwise import GROUP, Array
+from ..op import Lowering, Op, Operand, Sample, make
+from .pointwise import GROUP, Array, Pointwise, Step, dispatch_pointwise
 from .reduce import Fold, reduce_rows
 from .rows import rows_of
 
 SGD_NUMBERS = ("lr", "momentum", "weight_decay")
+CLIP_EPS = 1e-6
+BOUND = 7  # buffers that a kernel reads at once
 ADAM_NUMBERS = ("lr", "beta1", "rest1", "beta2", "rest2", "eps", "weight_decay", "bias1", "bias2")
 
 
@@ -121,9 +123,10 @@ class SgdUpdate(Update):
 
 @dataclass(frozen=True)
 class AdamUpdate(Update):
-    """PyTorch's Adam: g = grad + weight_decay * param, m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
+    """PyTorch's Adam: param -= lr * (m / bias1) / (sqrt(v / bias2) + eps), bias = 1 - beta^step.
 
-    param -= lr * (m / bias1) / (sqrt(v / bias2) + eps); bias is 1 - beta^step. Moments m and v: exp_avg, exp_avg_sq.
+    g = grad + weight_decay * param, m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2. Moments m and v are
+    exp_avg and exp_avg_sq.
     """
 
     writes: ClassVar[tuple[int, ...]] = (0, 3, 4)
@@ -173,26 +176,64 @@ def _sample(op: Update, shape: tuple[int, ...], numbers: str) -> Sample:
 
 
 @dataclass(frozen=True)
-class SumSquares(Op):
-    """The sum of x^2 over all elements: f32 [], 0 of nothing."""
+class ClipScale(Op):
+    """min(1, clip / (norm + 1e-6)), norm that of all gradients together: what torch.nn.utils.clip_grad_norm_ scales by.
+
+    Inputs clip, f32 [], and one gradient or more, f32 of any shape; the output is f32 [].
+    """
 
     tolerance: ClassVar[str] = "norm"
 
-    def infer(self, x: TensorType) -> TensorType:
-        if x.dtype is not DType.F32:
-            raise GraphError(f"{self.name}: expected f32, got {x}")
-        return TensorType(())
+    def infer(self, clip: TensorType, *gradients: TensorType) -> TensorType:
+        if clip != TensorType(()) or not gradients or any(t.dtype is not DType.F32 for t in gradients):
+            got = ", ".join(map(str, (clip, *gradients)))
+            raise GraphError(f"{self.name}: expected clip f32[] and f32 gradients, got {got}")
+        return clip
 
-    def reference(self, x: Array) -> Array:
-        return np.asarray(np.sum(x * x))
+    def reference(self, clip: Array, *gradients: Array) -> Array:
+        norm = np.sqrt(sum(np.sum(gradient * gradient) for gradient in gradients))
+        return np.asarray(np.minimum(1, clip / (norm + CLIP_EPS)))
 
-    def gradient(self, g: Any, dy: Any, y: Any, x: Any) -> tuple[Any, ...]:
-        return (x * (dy * 2.0),)
+    def lower(self, k: Lowering, clip: Operand, *gradients: Operand, out: Operand) -> None:
+        """The square sum of each, sums of up to seven of them until one is left, and the scale."""
+        one = TensorType(())
+        sums = [k.scratch(one, f"{self.name}_square") for _ in gradients]
+        for gradient, square in zip(gradients, sums, strict=True):
+            fold = Fold(f"{self.name}_square", "f32", "sum", "a * a")
+            reduce_rows(k, fold, {"x": gradient}, square, rows_of(1, gradient.size))
+        while len(sums) > 1:
+            parts = [sums[i : i + BOUND] for i in range(0, len(sums), BOUND)]
+            sums = [self._sum(k, part) if len(part) > 1 else part[0] for part in parts]
+        steps = (
+            _step("sqrt", (0,)),
+            _step("add", (4, 2)),
+            _step("div", (1, 5)),
+            _step("minimum", (6, 3)),
+        )
+        eps, most = (Operand(one, "", literal) for literal in (f"{CLIP_EPS}f", "1.0f"))
+        dispatch_pointwise(k, steps, [sums[0], clip, eps, most], out, self.name)
 
-    def lower(self, k: Lowering, x: Operand, *, out: Operand) -> None:
-        reduce_rows(k, Fold(self.name, "f32", "sum", "a * a"), {"x": x}, out, rows_of(1, x.size))
+    def _sum(self, k: Lowering, parts: Sequence[Operand]) -> Operand:
+        total = k.scratch(TensorType(()), f"{self.name}_sum")
+        count = len(parts)
+        steps = [_step("add", (0 if i == 1 else count + i - 2, i)) for i in range(1, count)]
+        dispatch_pointwise(k, steps, parts, total, f"{self.name}_sum")
+        return total
+
+    def describe(self, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str:
+        return f"the norm of {len(inputs) - 1} gradients, and what to scale them by"
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        shapes: list[tuple[int, ...]] = [(3, 5), (), (70000,), (9001, 8), (0, 3)]
-        return [Sample(cls(), (TensorType(shape),)) for shape in shapes]
+        shapes: list[list[tuple[int, ...]]] = [[(3, 5)], [(), (70000,), (0, 3)], [(9001, 8), (7,)], [(33,)] * 60]
+        types = [(TensorType(()), *map(TensorType, each)) for each in shapes]
+        return [
+            *(Sample(cls(), each, "positive") for each in types),
+            Sample(cls(), types[1], ("positive", *["zero"] * 3)),
+        ]
+
+
+def _step(name: str, operands: tuple[int, ...]) -> Step:
+    op = make(name)
+    assert isinstance(op, Pointwise)
+    return Step(op, operands)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = ("weights", "core", "cli", "doctor", "profile")
-TRAINING = ("optimizer", "fit", "train")
+TRAINING = ("optimizer", "fit", "checkpoint", "train")
 TREES = {name: ast.parse((ROOT / "runtime_stub" / f"{name}.py").read_text()) for name in (*FILES, *TRAINING)}
 
 

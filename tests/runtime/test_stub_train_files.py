@@ -128,7 +128,7 @@ def test_the_library_reads_what_is_written(gpu: Any, tmp_path: Path) -> None:
     with safetensors.safe_open(tmp_path / "c", "np") as file:
         assert file.metadata()["step"] == "0" and file.get_tensor("state.seen").shape == ()
     with safetensors.safe_open(tmp_path / "w", "np") as file:
-        assert file.metadata() is None and set(file.keys()) == {"w", "head.b"}
+        assert file.metadata() is None and set(file.keys()) == {"w", "head.b", "mean"}
         assert np.array_equal(file.get_tensor("w"), runner.weights()["w"])
 
 

@@ -219,7 +219,7 @@ def test_data_that_does_not_serve(gpu: Any) -> None:
         (batches(1), {"epochs": 1.5}, "epochs of fit: expected an integer"),
         (batches(1), {"patience": 0}, "patience of fit: expected an integer of at least 1, got 0"),
         (batches(1), {"log_every": -1}, "log_every of fit: expected an integer of at least 0, got -1"),
-        ([{"x": 1}], {}, r"inputs of accumulate: expected \['x', 't'\], got \['x'\]"),
+        ([{"x": 1}], {}, r"inputs of train_step: expected \['x', 't'\], got \['x'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             runner.fit(given, **more)

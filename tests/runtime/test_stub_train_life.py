@@ -18,8 +18,8 @@ def test_a_refused_step_changes_nothing(gpu: Any, monkeypatch: pytest.MonkeyPatc
     before = bits(runner.weights()), runner.step, runner.get_state("seen")
     monkeypatch.setattr(runner, "upload", None)
     for lr, given, message in (
-        (None, {"x": batch["x"]}, r"inputs of accumulate: expected \['x', 't'\], got \['x'\]"),
-        (None, batch | {"t": 1}, r"input 't' of accumulate: expected f32\[4, 3\], got int64\[\]"),
+        (None, {"x": batch["x"]}, r"inputs of train_step: expected \['x', 't'\], got \['x'\]"),
+        (None, batch | {"t": 1}, r"input 't' of train_step: expected f32\[4, 3\], got int64\[\]"),
         (float("nan"), batch, "lr of line: expected a finite f32 number of at least 0, got nan"),
         (-1e-3, batch, "lr of line: expected .* got -0.001"),
         (True, batch, "lr of line: expected .* got True"),
@@ -72,7 +72,7 @@ def test_a_position_at_its_limit_stops_a_step(gpu: Any) -> None:
     runner.set_state("seen", 99)
     runner.train_step(**batches(1)[0])
     before = bits(runner.weights())
-    with pytest.raises(RuntimeError, match="accumulate: state 'seen' is at 100, 1 more would pass its limit 100"):
+    with pytest.raises(RuntimeError, match="train_step: state 'seen' is at 100, 1 more would pass its limit 100"):
         runner.train_step(**batches(1)[0])
     assert runner.get_state("seen") == 100 and bits(runner.weights()) == before and runner.step == 1
 
@@ -82,7 +82,7 @@ def test_a_position_at_its_limit_stops_a_step(gpu: Any) -> None:
 
 def test_the_forward_entry_stays_the_only_one(gpu: Any) -> None:
     runner = start(Line, gpu)
-    assert list(runner.entries) == ["run", "accumulate", "apply"]
+    assert list(runner.entries) == ["run", "accumulate", "apply", "train_step"]
     assert runner.inputs == {"x": ((4, 3), "f32"), "t": ((4, 3), "f32")} and list(runner.outputs) == ["error", "loss"]
     batch = batches(1)[0]
     assert runner.run(("loss",), **batch)["loss"] == pytest.approx(runner.train_step(**batch), rel=1e-6)
