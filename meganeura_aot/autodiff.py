@@ -24,10 +24,12 @@ def differentiate(graph: GraphIR, loss: str) -> GraphIR:
     target = dict(graph.outputs)[loss]
     type_ = graph.type_of(target)
     if type_.dtype is not DType.F32 or type_.size != 1:
-        raise GradientError(f"loss {loss!r}: expected f32 of one element, got {type_}")
+        built = graph.nodes[target.node].location
+        raise GradientError(f"loss {loss!r} (built at {built}): expected f32 of one element, got {type_}")
     between = trained_values(graph)
+    where = f"loss {loss!r} (built at {graph.nodes[target.node].location})"
     if target not in between:
-        raise GradientError(f"loss {loss!r}: expected a trainable parameter behind it, found none")
+        raise GradientError(f"{where}: expected a parameter that is trained behind it, found none, or all frozen")
     g = extend(graph)
     gradients = {target: g.expand(g.constant(1.0), type_.shape) if type_.shape else g.constant(1.0)}
     for index in reversed(range(target.node + 1)):
@@ -56,6 +58,8 @@ def differentiate(graph: GraphIR, loss: str) -> GraphIR:
         for index, op in trained
         if isinstance(op, Leaf) and Value(index) in gradients
     )
+    if not named:
+        raise GradientError(f"{where}: expected a parameter that is trained behind it, found none")
     return replace(g.build(), gradients=named).verify()
 
 

@@ -26,7 +26,8 @@ from .ops.state import AdvancePosition, Assign
 from .target import RAISABLE
 from .tensor import Number, Tensor
 
-RESERVED = frozenset({"self", "lr", "outputs"})  # arguments of a Runner's methods
+# arguments of a Runner's methods, and what names no tensor in a file
+RESERVED = frozenset({"self", "lr", "outputs", "__metadata__"})
 PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 LARGEST_U32 = 2**32 - 1
 LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]

@@ -142,7 +142,7 @@ def training_of(options: argparse.Namespace) -> Training | None:
     try:
         numbers = dict(parse_setting(text, "--opt", dotted=True) for text in options.opt)
         return Training(options.train, options.freeze, **numbers)
-    except GraphError as error:
+    except (GraphError, TypeError) as error:  # TypeError: a key that is an argument of Training
         raise UsageError(f"--opt: {error}") from error
 
 

@@ -90,6 +90,8 @@ def compile_graph(
     if not isinstance(name, str) or not name or not name.isprintable():
         raise GraphError(f"name of the model: expected printable text, got {name!r}")
     sources = entry_points(graphs)
+    if train is not None and not isinstance(train, Training):
+        raise GraphError(f"train: expected a Training, such as Training('adam'), got {train!r}")
     if train:
         sources = freeze(sources, train.freeze)
     aim = find_target(target)

@@ -115,7 +115,7 @@ def read_as_f16(kernel: Kernel, name: str) -> Kernel:
     while (use := re.search(rf"\b{name}\[", body)) is not None:
         end = closing(body, use.end())
         parts += [body[: use.start()], f"read_{name}("]
-        body = f"{body[use.end() : end]}){body[end + 1 :]}"
+        body = f"u32({body[use.end() : end]})){body[end + 1 :]}"
     function = f"fn read_{name}(i: u32) -> {element} {{\n    return {expression.format(name=name)};\n}}\n"
     return Kernel.of(f"{head}{''.join(parts)}{body.rstrip()}\n\n// {name} holds halves, two to a u32\n{function}")
 

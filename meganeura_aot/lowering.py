@@ -130,6 +130,10 @@ class EntryLowering:
     def add_buffer(self, kind: str, label: str, type_: TensorType, **more: Any) -> str:
         if kind in SHARED:
             name, entry = label, ""
+            if name in self.buffers:
+                raise GraphError(
+                    f"{kind} {label!r}: expected a name of its own, got that of a {self.buffers[name].kind}"
+                )
         else:
             name, entry = f"{self.entry}.{label}" if self.several else label, self.entry
             while name in self.buffers or name in self.shared:
@@ -270,6 +274,12 @@ class EntryLowering:
         ]
         self._call(node, operands, [Value(index, port) for port in written])
 
+    def _viewed(self, value: Value) -> Value:
+        """What `value` is a view of, or itself."""
+        while self.graph.nodes[value.node].op.is_view:
+            value = self.graph.nodes[value.node].inputs[0]
+        return value
+
     def _named(self, buffer: str) -> str:
         """For the comment: the user's name of what is written, where a parameter, a gradient or a state is."""
         ref = self.buffers[buffer]
@@ -284,10 +294,10 @@ class EntryLowering:
         views = {value for value, name in self.storage.items() if name == memory}
         readers = [v for place, v in enumerate(node.inputs) if place not in node.op.writes[: len(node.types)]]
         readers += [v for later in self.graph.nodes[index + 1 :] for v in later.inputs]
-        readers += [value for _, value in self.graph.outputs + self.graph.gradients]
+        readers += [self._viewed(value) for _, value in self.graph.outputs + self.graph.gradients]
         if not views.intersection(readers):
             return
-        is_output = any(value in views for _, value in self.graph.outputs)
+        is_output = any(self._viewed(value) in views for _, value in self.graph.outputs)
         kind, label = "output" if is_output else "scratch", f"old_{self.buffers[memory].label}"
         type_ = self.graph.type_of(old)
         saved = Operand(type_, self.add_buffer(kind, label, type_))

@@ -57,7 +57,7 @@ def _rename(plan: ExecutionPlan, groups: list[list[str]], alive: Mapping[str, Li
     buffers = {
         name: ref
         for name, ref in plan.buffers.items()
-        if ref.kind in ("parameter", "state", "input") or (name in bound and name not in alive)
+        if ref.kind in ("parameter", "moment", "gradient", "state", "input") or (name in bound and name not in alive)
     }
     renamed: dict[str, str] = {}
     for index, group in enumerate(groups):

@@ -25,7 +25,7 @@ def parse_setting(text: str, option: str, dotted: bool = False) -> tuple[str, An
 
     dotted: what follows the key's first dot may be any text.
     """
-    key, separator, value = text.partition("=")
+    key, separator, value = text.rpartition("=") if dotted else text.partition("=")
     if not separator or not (key.partition(".")[0] if dotted else key).isidentifier():
         raise UsageError(f"{option} {text}: expected key=value")
     try:

@@ -131,6 +131,8 @@ class ExecutionPlan:
             for output in entry.outputs:
                 if output.buffer not in written:
                     raise PlanError(f"output {output.name}: nothing writes buffer {output.buffer}")
+                if self.buffers[output.buffer].kind == "scratch":
+                    raise PlanError(f"output {output.name}: {output.buffer} is scratch, which others write")
         return self
 
     def _verify_dispatch(self, dispatch: Dispatch, written: set[str]) -> None:

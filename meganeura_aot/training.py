@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from .autodiff import differentiate
 from .builder import Graph
@@ -14,6 +15,7 @@ from .errors import GraphError
 from .graph import GraphIR, Node, Value
 from .ops.leaf import Gradient, Input, Moment, Parameter, gradient_label
 from .ops.optimizer import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
+from .ops.pointwise import LARGEST_F32
 from .passes import activate_dropout, advance_dropout
 from .plan import ACCUMULATE, APPLY, TrainingPlan
 from .tensor import Tensor
@@ -23,6 +25,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # PyTorch's
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
 }
+CHECKPOINT_PREFIXES = ("optimizer.", "state.")  # of moments and states there, as the stub writes them
 MULTIPLIERS = ("lr_mult.", "wd_mult.")
 
 
@@ -36,9 +39,9 @@ class Training:
     """
 
     def __init__(self, kind: str, freeze: Sequence[str] = (), **numbers: Any) -> None:
-        if kind not in DEFAULTS:
+        if not isinstance(kind, str) or kind not in DEFAULTS:
             raise GraphError(f"training: expected one of {', '.join(DEFAULTS)}, got {kind!r}")
-        if isinstance(freeze, str):
+        if not isinstance(freeze, list | tuple) or not all(isinstance(pattern, str) for pattern in freeze):
             raise GraphError(f"training: expected a list of patterns as freeze, got {freeze!r}")
         self.kind, self.freeze = kind, tuple(freeze)
         self.nesterov = numbers.pop("nesterov", False)
@@ -57,7 +60,8 @@ class Training:
             names = ", ".join([*known, *(f"{prefix}PREFIX" for prefix in MULTIPLIERS)])
             raise GraphError(f"training: {self.kind} takes {names}, got {name!r}")
         if name == "betas":
-            two = isinstance(value, Sequence) and len(value) == 2 and all(is_number(b) and b < 1 for b in value)
+            value = tuple(value) if isinstance(value, Sequence | np.ndarray) else value
+            two = isinstance(value, tuple) and len(value) == 2 and all(is_number(b) and b < 1 for b in value)
             if not two:
                 raise GraphError(f"training: expected two betas from 0 up to 1, got {value!r}")
             return (float(value[0]), float(value[1]))
@@ -87,7 +91,9 @@ class Training:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    """At least 0, and what f32 holds."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and bool(0 <= value <= LARGEST_F32)
 
 
 def training_graphs(graphs: Mapping[str, GraphIR], training: Training) -> tuple[dict[str, GraphIR], TrainingPlan]:
@@ -140,6 +146,12 @@ def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, T
     """The update of every parameter that has a gradient, in place, and what the runner must know of it."""
     g, update = Graph(), training.update()
     parameters = {node.op.label: node.op for node in differentiated.nodes if isinstance(node.op, Parameter)}
+    for label in parameters:
+        if label.startswith(CHECKPOINT_PREFIXES):
+            raise GraphError(
+                f"parameter {label!r}: expected a name that checkpoints do not use, which begin with "
+                f"{' and '.join(CHECKPOINT_PREFIXES)}"
+            )
     trained = [op for label, op in parameters.items() if label in dict(differentiated.gradients)]
     for key in training.numbers:
         if key.startswith(MULTIPLIERS) and not any(op.label.startswith(key.split(".", 1)[1]) for op in trained):
@@ -158,7 +170,7 @@ def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, T
         g.apply(update, g.apply(op), gradients[op.label], inputs[prefixes], *moments, *scale)
     graph = GraphIR(tuple(g._nodes), ()).verify()
     groups = {input_name(graph, tensor.value): prefixes for prefixes, tensor in inputs.items()}
-    return graph, TrainingPlan(training.kind, training.numbers, groups, len(trained), len(parameters))
+    return graph, TrainingPlan(training.kind, dict(training.numbers), groups, len(trained), len(parameters))
 
 
 def input_name(graph: GraphIR, value: Value) -> str:

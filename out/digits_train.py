@@ -394,7 +394,6 @@ class ModelRunner:
         return Names((buffer.name, buffer) for buffer in self._declared if buffer.kind == kind)
 
     # Generated code overrides these three, and declares with the words below.
-
     def buffers(self) -> None: ...
     def pipelines(self) -> None: ...
     def bind_groups(self) -> None: ...
@@ -429,6 +428,7 @@ class ModelRunner:
         """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter: destroy none."""
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
+        entry = entry or self._only
         found = {e.results[name].data for e in self.entries.values() if entry in (None, e.name) and name in e.results}
         found = found or {b for b in self._declared if b.name == name and b.kind in ("state", "parameter")}
         if len(found) != 1:
@@ -457,12 +457,12 @@ class ModelRunner:
 
     def create_pipeline(self, code: str, **constants: float) -> Pipeline:
         kinds = {"uniform": "uniform", "storageread_write": "storage"}
-        found = [(int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code)]
+        found = ((int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code))
         bindings = tuple(sorted(found))
         layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
-        compute = {"module": self._module(code), "constants": constants}
-        pipeline = self.device.create_compute_pipeline(layout=layout, compute=compute)
-        return Pipeline(pipeline, self._layout(bindings), bindings, code)
+        stage = {"module": self._module(code), "constants": constants}
+        gpu = self.device.create_compute_pipeline(layout=layout, compute=stage)
+        return Pipeline(gpu, self._layout(bindings), bindings, code)
 
     def _create_layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
         """Explicit, one for each signature, so that bind groups can be shared."""
@@ -501,7 +501,12 @@ class ModelRunner:
                 part.append(b := results.pop(0))
                 commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
                 size += b.nbytes
-            self.device.queue.submit([commands.finish()])
+            work = [commands.finish()]
+            try:
+                self.device.queue.submit(work)
+            except KeyboardInterrupt:  # raised as the call returns: the GPU has the work
+                done()
+                raise
             done()
             if size:
                 self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
@@ -513,8 +518,7 @@ class ModelRunner:
 
     def _need_weights(self) -> None:
         if self._missing:
-            names = ", ".join(self._missing)
-            raise RuntimeError(f"{self.name} is without weights: {names}: load_weights() or init_weights() first")
+            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}: load or init them")
 
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
@@ -569,13 +573,11 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing.
-
-        States, such as running statistics, may be there too.
-        """
+        """From a safetensors file or a mapping, by name and shape, states too: all of it, or WeightError and nothing."""
         given = source if isinstance(source, Mapping) else read_safetensors(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
-        for b, array in match_tensors(given, Names(wanted), strict).items():
+        arrays, self._missing = match_tensors(given, Names(wanted), strict), list(self.parameters)  # half is none
+        for b, array in arrays.items():
             self.upload(b, array)
             self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
             self.device.queue.submit([])  # lets wgpu free its copy
@@ -587,6 +589,7 @@ class ModelRunner:
         buffers = self._named("parameter").values()
         if without := [b.name for b in buffers if (b.data or default) is None]:
             raise RuntimeError(f"{self.name}: parameters without init: {', '.join(without)}")
+        self._missing = list(self.parameters)
         for b in buffers:
             rng, init = np.random.default_rng([seed, *b.name.encode()]), b.data or default
             kind, scale = (init, 0) if isinstance(init, str) else init
@@ -617,11 +620,11 @@ class ModelRunner:
     def close(self, *error: object) -> None:
         """Free the buffers, and the device unless it is the host program's."""
         with self._lock:
+            self.closed = True
             for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
                 gpu.destroy()
             if self._own_device:
                 self.device.destroy()
-            self.closed = True
 
     __exit__ = close
 
@@ -797,7 +800,8 @@ def adam_numbers(
 def check_number(name: str, value: Any, below: float | None = None) -> float:
     """As a float, or ValueError: at least 0, and less than `below` or at most what f32 holds."""
     known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not (known and 0 <= value <= FLOAT32_MAX and (below is None or value < below)):
+    exact = float(value) if known and not isinstance(value, int) else value  # a half has no such maximum
+    if not (known and 0 <= exact <= FLOAT32_MAX and (below is None or exact < below)):
         what = "a finite f32 number of at least 0" if below is None else f"a number from 0 to less than {below:g}"
         raise ValueError(f"{name}: expected {what}, got {value!r}")
     return float(value)
@@ -931,14 +935,17 @@ class Progress:
         if self.terminal:  # a longer line would wrap, and \r not lead back to its start
             width = shutil.get_terminal_size().columns - 1
             text = "\r" + text[:width].ljust(width)
-        print(text, end=end, file=sys.stderr, flush=True)
+        try:
+            print(text, end=end, file=sys.stderr, flush=True)
+        except OSError:  # nobody reads it any more: training goes on
+            self.every = 0
 
     def stop(self, since: int) -> None:
         if self.every:
             self.show(f"stopped: nothing better in {since} epochs", end="\n")
 
     def close(self) -> None:
-        if self.open:
+        if self.open and self.every:
             print(file=sys.stderr, flush=True)
 
 
@@ -1003,7 +1010,7 @@ def validate(runner: Any, validation: Any) -> float:
         raise ValueError(
             "validation of fit: expected a function of the runner where there are several entries, got data"
         )
-    if written := [b.name for b in runner.entries[entry].written if b.kind == "state"]:
+    if written := sorted(b.name for b in runner.entries[entry].written if b.kind == "state"):
         raise ValueError(
             f"validation of fit: expected a function of the runner where {entry} writes states ({', '.join(written)}), got data"
         )
@@ -1105,11 +1112,12 @@ class TrainingRunner(ModelRunner):
             raise ValueError(f"on_nan of {self.name}: expected 'ignore' or 'raise', got {on_nan!r}")
         self.on_nan, self._step, self._optimizer = on_nan, 0, OptimizerNumbers(self.optimizer_defaults)
         self._pending = False  # gradients wait for apply()
+        self._busy = False  # in the middle of a step
         self._available = False  # gradients can be read
         self._twins, self._backups = dict[Buffer, Buffer](), dict[Buffer, Buffer]()
         self._adds, self._checks = list[Any](), list[Any]()
         super().__init__(device, adapter, checked)
-        self._clear("moment")
+        self._zero(self._of("moment"))
         for buffer, array in self._update_numbers(None).items():  # for --bench, which makes no steps of its own
             self.upload(buffer, array)
         self._report = self._make("report", Buffer("", "loss and flag", (2,), "f32", 8))
@@ -1144,9 +1152,9 @@ class TrainingRunner(ModelRunner):
         rows = -(-groups // 65535)
         return pipeline, self.bind(pipeline, *buffers), -(-groups // rows), rows
 
-    def _clear(self, *kinds: str) -> None:
+    def _zero(self, buffers: Iterable[Buffer]) -> None:
         commands = self.device.create_command_encoder()
-        for b in (b for kind in kinds for b in self._of(kind)):
+        for b in buffers:
             commands.clear_buffer(b.gpu, 0, b.nbytes)
         self.device.queue.submit([commands.finish()])
 
@@ -1164,12 +1172,12 @@ class TrainingRunner(ModelRunner):
     @guarded
     def train_step(self, lr: float | None = None, **inputs: Any) -> float:
         """Forward, backward and update; the loss before the update. lr: for this step only, else optimizer["lr"]."""
-        return self._learn(inputs, self._update_numbers(lr))
+        return float(self._alone(self._learn, inputs, self._update_numbers(lr)))
 
     @guarded
     def accumulate(self, **inputs: Any) -> float:
         """Forward and backward; gradients add up until apply(), as repeated .backward() in PyTorch. The loss."""
-        return self._learn(inputs, None)
+        return float(self._alone(self._learn, inputs, None))
 
     @guarded
     def apply(self, lr: float | None = None) -> None:
@@ -1177,15 +1185,30 @@ class TrainingRunner(ModelRunner):
         numbers = self._update_numbers(lr)
         if not self._pending:
             raise RuntimeError(f"apply of {self.name}: expected accumulate() before it, got no gradients")
-        self._perform(numbers, {}, self._entry("apply", {}), [], functools.partial(self._done, {}, True))
+        done = functools.partial(self._done, {}, True)
+        self._alone(self._perform, numbers, {}, self._entry("apply", {}), [], done)
+
+    def _alone(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """The step, which a handler of a signal that comes meanwhile must neither repeat nor save."""
+        self._refuse_half_a_step()
+        self._busy = True
+        try:
+            return work(*arguments)
+        finally:
+            self._busy = False
+
+    def _refuse_half_a_step(self) -> None:
+        if self._busy:
+            raise RuntimeError(f"{self.name}: expected no step under way, got a call from within one")
 
     def _update_numbers(self, lr: Any) -> dict[Buffer, Any]:
         """The inputs of `apply`."""
         feeds, arrays, o = self.entries["apply"].feeds, dict[Buffer, Any](), dict(self._optimizer)
         o |= {} if lr is None else {"lr": check_number(f"lr of {self.name}", lr)}
         for name, (lr_prefix, wd_prefix) in self.numbers.items():
-            rate = o["lr"] * (o[f"lr_mult.{lr_prefix}"] if lr_prefix else 1)
-            decay = o["weight_decay"] * (o[f"wd_mult.{wd_prefix}"] if wd_prefix else 1)
+            rate = check_number(f"lr * lr_mult.{lr_prefix}", o["lr"] * (o[f"lr_mult.{lr_prefix}"] if lr_prefix else 1))
+            wanted = o["weight_decay"] * (o[f"wd_mult.{wd_prefix}"] if wd_prefix else 1)
+            decay = check_number(f"weight_decay * wd_mult.{wd_prefix}", wanted)
             if self.optimizer_kind == "sgd":
                 arrays[feeds[name]] = sgd_numbers(rate, o["momentum"], decay)
             else:
@@ -1285,29 +1308,32 @@ class TrainingRunner(ModelRunner):
         return f"step {self._step + 1} of {self.name} is undone: {what}"
 
     def _find_culprit(self, arrays: Mapping[Buffer, Any], foreign: Mapping[Buffer, Any]) -> str:
-        """The first dispatch, in a replay of each alone, that writes an infinity or NaN."""
+        """The first dispatch, in a replay of each alone, that writes an infinity or NaN where it was not before."""
         names = {group: name[2:] for name, group in vars(self).items() if isinstance(group, BindGroup)}
-        self._clear("scratch", "gradient")  # of what larger tensors have left there
+        own = [b for b in self.entries["accumulate"].written if b.kind in ("scratch", "gradient")]
+        self._zero(own)  # what the failed step left there would hide it
         for b, array in arrays.items():
             self.upload(b, array)
         for work in self.entries["accumulate"].work:
             pipeline, group, *_ = work
+            elements = {int(number): element for number, element in WRITTEN.findall(pipeline.code)}
+            pairs = [(b, elements.get(n, "")) for (n, _), b in zip(pipeline.bindings, group.buffers) if b.nbytes]
+            floats = {b: "<f4" if "f32" in e else "<f2" for b, e in pairs if "f32" in e or "f16" in e}
+            before = {b: self._bits(b, dtype) for b, dtype in floats.items()}
             record = functools.partial(
                 self._record, names.get(group, ""), lambda e, work=work: e.dispatch(*work), foreign
             )
             self._perform({}, {}, record, [], lambda: None)
-            elements = {int(number): element for number, element in WRITTEN.findall(pipeline.code)}
-            for (number, _), b in zip(pipeline.bindings, group.buffers):
-                element = elements.get(number, "")
-                if b.nbytes and ("f32" in element or "f16" in element):
-                    data = self.device.queue.read_buffer(b.gpu, 0, b.nbytes)
-                    wrong = np.flatnonzero(~np.isfinite(np.frombuffer(data, "<f4" if "f32" in element else "<f2")))
-                    if wrong.size:
-                        what = f"{wrong.size} such numbers of {b.name} {b}, the first at {wrong[0]}"
-                        return (
-                            f"the first dispatch with a result that is not finite is {names[group]}, which wrote {what}"
-                        )
+            for b, dtype in floats.items():
+                after = self._bits(b, dtype)
+                wrong = np.flatnonzero(~np.isfinite(after.view(dtype)) & (after != before[b]))
+                if wrong.size:
+                    what = f"{wrong.size} such numbers of {b.name} {b}, the first at {wrong[0]}"
+                    return f"the first dispatch with a result that is not finite is {names[group]}, which wrote {what}"
         return ""
+
+    def _bits(self, b: Buffer, dtype: str) -> Any:
+        return np.frombuffer(self.device.queue.read_buffer(b.gpu, 0, b.nbytes), dtype.replace("f", "u"))
 
     # What is trained.
 
@@ -1328,6 +1354,7 @@ class TrainingRunner(ModelRunner):
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Every parameter, and the f32 states that training writes, such as running statistics, into a safetensors file,
         which load_weights of any runner of the model takes."""
+        self._refuse_half_a_step()
         self._need_weights()
         learnt = [b for b in self._of("state") if b in self.entries["accumulate"].written and b.dtype == "f32"]
         tensors = self._named("parameter") | {b.name: b for b in learnt}
@@ -1347,11 +1374,12 @@ class TrainingRunner(ModelRunner):
 
     def _start_anew(self) -> None:
         self._step, self._pending, self._available = 0, False, False
-        self._clear("moment")
+        self._zero(self._of("moment"))
 
     @guarded
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """All that training goes on from, bit by bit, into a safetensors file."""
+        self._refuse_half_a_step()
         if self._pending:
             raise RuntimeError(f"save_checkpoint of {self.name}: expected apply() before it, got pending gradients")
         self._need_weights()
@@ -1363,6 +1391,7 @@ class TrainingRunner(ModelRunner):
     @guarded
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go on from there. Pending gradients are dropped. A file that does not fit is a WeightError, and no change."""
+        self._refuse_half_a_step()
         notes = dict[str, Any]()
         given = read_safetensors(path, notes)
         try:

@@ -391,7 +391,6 @@ class ModelRunner:
         return Names((buffer.name, buffer) for buffer in self._declared if buffer.kind == kind)
 
     # Generated code overrides these three, and declares with the words below.
-
     def buffers(self) -> None: ...
     def pipelines(self) -> None: ...
     def bind_groups(self) -> None: ...
@@ -426,6 +425,7 @@ class ModelRunner:
         """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter: destroy none."""
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
+        entry = entry or self._only
         found = {e.results[name].data for e in self.entries.values() if entry in (None, e.name) and name in e.results}
         found = found or {b for b in self._declared if b.name == name and b.kind in ("state", "parameter")}
         if len(found) != 1:
@@ -454,12 +454,12 @@ class ModelRunner:
 
     def create_pipeline(self, code: str, **constants: float) -> Pipeline:
         kinds = {"uniform": "uniform", "storageread_write": "storage"}
-        found = [(int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code)]
+        found = ((int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code))
         bindings = tuple(sorted(found))
         layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
-        compute = {"module": self._module(code), "constants": constants}
-        pipeline = self.device.create_compute_pipeline(layout=layout, compute=compute)
-        return Pipeline(pipeline, self._layout(bindings), bindings, code)
+        stage = {"module": self._module(code), "constants": constants}
+        gpu = self.device.create_compute_pipeline(layout=layout, compute=stage)
+        return Pipeline(gpu, self._layout(bindings), bindings, code)
 
     def _create_layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
         """Explicit, one for each signature, so that bind groups can be shared."""
@@ -498,7 +498,12 @@ class ModelRunner:
                 part.append(b := results.pop(0))
                 commands.copy_buffer_to_buffer(foreign.get(b.data, b.data.gpu), 0, self._staging, size, b.nbytes)
                 size += b.nbytes
-            self.device.queue.submit([commands.finish()])
+            work = [commands.finish()]
+            try:
+                self.device.queue.submit(work)
+            except KeyboardInterrupt:  # raised as the call returns: the GPU has the work
+                done()
+                raise
             done()
             if size:
                 self._staging.map_sync(self.wgpu.MapMode.READ, 0, size)
@@ -510,8 +515,7 @@ class ModelRunner:
 
     def _need_weights(self) -> None:
         if self._missing:
-            names = ", ".join(self._missing)
-            raise RuntimeError(f"{self.name} is without weights: {names}: load_weights() or init_weights() first")
+            raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}: load or init them")
 
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
@@ -566,13 +570,11 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """From a safetensors file or a mapping, by name and shape: all of it, or WeightError and nothing.
-
-        States, such as running statistics, may be there too.
-        """
+        """From a safetensors file or a mapping, by name and shape, states too: all of it, or WeightError and nothing."""
         given = source if isinstance(source, Mapping) else read_safetensors(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
-        for b, array in match_tensors(given, Names(wanted), strict).items():
+        arrays, self._missing = match_tensors(given, Names(wanted), strict), list(self.parameters)  # half is none
+        for b, array in arrays.items():
             self.upload(b, array)
             self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
             self.device.queue.submit([])  # lets wgpu free its copy
@@ -584,6 +586,7 @@ class ModelRunner:
         buffers = self._named("parameter").values()
         if without := [b.name for b in buffers if (b.data or default) is None]:
             raise RuntimeError(f"{self.name}: parameters without init: {', '.join(without)}")
+        self._missing = list(self.parameters)
         for b in buffers:
             rng, init = np.random.default_rng([seed, *b.name.encode()]), b.data or default
             kind, scale = (init, 0) if isinstance(init, str) else init
@@ -614,11 +617,11 @@ class ModelRunner:
     def close(self, *error: object) -> None:
         """Free the buffers, and the device unless it is the host program's."""
         with self._lock:
+            self.closed = True
             for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
                 gpu.destroy()
             if self._own_device:
                 self.device.destroy()
-            self.closed = True
 
     __exit__ = close
 

@@ -90,14 +90,17 @@ class Progress:
         if self.terminal:  # a longer line would wrap, and \r not lead back to its start
             width = shutil.get_terminal_size().columns - 1
             text = "\r" + text[:width].ljust(width)
-        print(text, end=end, file=sys.stderr, flush=True)
+        try:
+            print(text, end=end, file=sys.stderr, flush=True)
+        except OSError:  # nobody reads it any more: training goes on
+            self.every = 0
 
     def stop(self, since: int) -> None:
         if self.every:
             self.show(f"stopped: nothing better in {since} epochs", end="\n")
 
     def close(self) -> None:
-        if self.open:
+        if self.open and self.every:
             print(file=sys.stderr, flush=True)
 
 
@@ -162,7 +165,7 @@ def validate(runner: Any, validation: Any) -> float:
         raise ValueError(
             "validation of fit: expected a function of the runner where there are several entries, got data"
         )
-    if written := [b.name for b in runner.entries[entry].written if b.kind == "state"]:
+    if written := sorted(b.name for b in runner.entries[entry].written if b.kind == "state"):
         raise ValueError(
             f"validation of fit: expected a function of the runner where {entry} writes states ({', '.join(written)}), got data"
         )

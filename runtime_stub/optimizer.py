@@ -24,7 +24,8 @@ def adam_numbers(
 def check_number(name: str, value: Any, below: float | None = None) -> float:
     """As a float, or ValueError: at least 0, and less than `below` or at most what f32 holds."""
     known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not (known and 0 <= value <= FLOAT32_MAX and (below is None or value < below)):
+    exact = float(value) if known and not isinstance(value, int) else value  # a half has no such maximum
+    if not (known and 0 <= exact <= FLOAT32_MAX and (below is None or exact < below)):
         what = "a finite f32 number of at least 0" if below is None else f"a number from 0 to less than {below:g}"
         raise ValueError(f"{name}: expected {what}, got {value!r}")
     return float(value)

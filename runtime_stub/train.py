@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,11 +75,12 @@ class TrainingRunner(ModelRunner):
             raise ValueError(f"on_nan of {self.name}: expected 'ignore' or 'raise', got {on_nan!r}")
         self.on_nan, self._step, self._optimizer = on_nan, 0, OptimizerNumbers(self.optimizer_defaults)
         self._pending = False  # gradients wait for apply()
+        self._busy = False  # in the middle of a step
         self._available = False  # gradients can be read
         self._twins, self._backups = dict[Buffer, Buffer](), dict[Buffer, Buffer]()
         self._adds, self._checks = list[Any](), list[Any]()
         super().__init__(device, adapter, checked)
-        self._clear("moment")
+        self._zero(self._of("moment"))
         for buffer, array in self._update_numbers(None).items():  # for --bench, which makes no steps of its own
             self.upload(buffer, array)
         self._report = self._make("report", Buffer("", "loss and flag", (2,), "f32", 8))
@@ -114,9 +115,9 @@ class TrainingRunner(ModelRunner):
         rows = -(-groups // 65535)
         return pipeline, self.bind(pipeline, *buffers), -(-groups // rows), rows
 
-    def _clear(self, *kinds: str) -> None:
+    def _zero(self, buffers: Iterable[Buffer]) -> None:
         commands = self.device.create_command_encoder()
-        for b in (b for kind in kinds for b in self._of(kind)):
+        for b in buffers:
             commands.clear_buffer(b.gpu, 0, b.nbytes)
         self.device.queue.submit([commands.finish()])
 
@@ -134,12 +135,12 @@ class TrainingRunner(ModelRunner):
     @guarded
     def train_step(self, lr: float | None = None, **inputs: Any) -> float:
         """Forward, backward and update; the loss before the update. lr: for this step only, else optimizer["lr"]."""
-        return self._learn(inputs, self._update_numbers(lr))
+        return float(self._alone(self._learn, inputs, self._update_numbers(lr)))
 
     @guarded
     def accumulate(self, **inputs: Any) -> float:
         """Forward and backward; gradients add up until apply(), as repeated .backward() in PyTorch. The loss."""
-        return self._learn(inputs, None)
+        return float(self._alone(self._learn, inputs, None))
 
     @guarded
     def apply(self, lr: float | None = None) -> None:
@@ -147,15 +148,30 @@ class TrainingRunner(ModelRunner):
         numbers = self._update_numbers(lr)
         if not self._pending:
             raise RuntimeError(f"apply of {self.name}: expected accumulate() before it, got no gradients")
-        self._perform(numbers, {}, self._entry("apply", {}), [], functools.partial(self._done, {}, True))
+        done = functools.partial(self._done, {}, True)
+        self._alone(self._perform, numbers, {}, self._entry("apply", {}), [], done)
+
+    def _alone(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """The step, which a handler of a signal that comes meanwhile must neither repeat nor save."""
+        self._refuse_half_a_step()
+        self._busy = True
+        try:
+            return work(*arguments)
+        finally:
+            self._busy = False
+
+    def _refuse_half_a_step(self) -> None:
+        if self._busy:
+            raise RuntimeError(f"{self.name}: expected no step under way, got a call from within one")
 
     def _update_numbers(self, lr: Any) -> dict[Buffer, Any]:
         """The inputs of `apply`."""
         feeds, arrays, o = self.entries["apply"].feeds, dict[Buffer, Any](), dict(self._optimizer)
         o |= {} if lr is None else {"lr": check_number(f"lr of {self.name}", lr)}
         for name, (lr_prefix, wd_prefix) in self.numbers.items():
-            rate = o["lr"] * (o[f"lr_mult.{lr_prefix}"] if lr_prefix else 1)
-            decay = o["weight_decay"] * (o[f"wd_mult.{wd_prefix}"] if wd_prefix else 1)
+            rate = check_number(f"lr * lr_mult.{lr_prefix}", o["lr"] * (o[f"lr_mult.{lr_prefix}"] if lr_prefix else 1))
+            wanted = o["weight_decay"] * (o[f"wd_mult.{wd_prefix}"] if wd_prefix else 1)
+            decay = check_number(f"weight_decay * wd_mult.{wd_prefix}", wanted)
             if self.optimizer_kind == "sgd":
                 arrays[feeds[name]] = sgd_numbers(rate, o["momentum"], decay)
             else:
@@ -255,29 +271,32 @@ class TrainingRunner(ModelRunner):
         return f"step {self._step + 1} of {self.name} is undone: {what}"
 
     def _find_culprit(self, arrays: Mapping[Buffer, Any], foreign: Mapping[Buffer, Any]) -> str:
-        """The first dispatch, in a replay of each alone, that writes an infinity or NaN."""
+        """The first dispatch, in a replay of each alone, that writes an infinity or NaN where it was not before."""
         names = {group: name[2:] for name, group in vars(self).items() if isinstance(group, BindGroup)}
-        self._clear("scratch", "gradient")  # of what larger tensors have left there
+        own = [b for b in self.entries["accumulate"].written if b.kind in ("scratch", "gradient")]
+        self._zero(own)  # what the failed step left there would hide it
         for b, array in arrays.items():
             self.upload(b, array)
         for work in self.entries["accumulate"].work:
             pipeline, group, *_ = work
+            elements = {int(number): element for number, element in WRITTEN.findall(pipeline.code)}
+            pairs = [(b, elements.get(n, "")) for (n, _), b in zip(pipeline.bindings, group.buffers) if b.nbytes]
+            floats = {b: "<f4" if "f32" in e else "<f2" for b, e in pairs if "f32" in e or "f16" in e}
+            before = {b: self._bits(b, dtype) for b, dtype in floats.items()}
             record = functools.partial(
                 self._record, names.get(group, ""), lambda e, work=work: e.dispatch(*work), foreign
             )
             self._perform({}, {}, record, [], lambda: None)
-            elements = {int(number): element for number, element in WRITTEN.findall(pipeline.code)}
-            for (number, _), b in zip(pipeline.bindings, group.buffers):
-                element = elements.get(number, "")
-                if b.nbytes and ("f32" in element or "f16" in element):
-                    data = self.device.queue.read_buffer(b.gpu, 0, b.nbytes)
-                    wrong = np.flatnonzero(~np.isfinite(np.frombuffer(data, "<f4" if "f32" in element else "<f2")))
-                    if wrong.size:
-                        what = f"{wrong.size} such numbers of {b.name} {b}, the first at {wrong[0]}"
-                        return (
-                            f"the first dispatch with a result that is not finite is {names[group]}, which wrote {what}"
-                        )
+            for b, dtype in floats.items():
+                after = self._bits(b, dtype)
+                wrong = np.flatnonzero(~np.isfinite(after.view(dtype)) & (after != before[b]))
+                if wrong.size:
+                    what = f"{wrong.size} such numbers of {b.name} {b}, the first at {wrong[0]}"
+                    return f"the first dispatch with a result that is not finite is {names[group]}, which wrote {what}"
         return ""
+
+    def _bits(self, b: Buffer, dtype: str) -> Any:
+        return np.frombuffer(self.device.queue.read_buffer(b.gpu, 0, b.nbytes), dtype.replace("f", "u"))
 
     # What is trained.
 
@@ -298,6 +317,7 @@ class TrainingRunner(ModelRunner):
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Every parameter, and the f32 states that training writes, such as running statistics, into a safetensors file,
         which load_weights of any runner of the model takes."""
+        self._refuse_half_a_step()
         self._need_weights()
         learnt = [b for b in self._of("state") if b in self.entries["accumulate"].written and b.dtype == "f32"]
         tensors = self._named("parameter") | {b.name: b for b in learnt}
@@ -317,11 +337,12 @@ class TrainingRunner(ModelRunner):
 
     def _start_anew(self) -> None:
         self._step, self._pending, self._available = 0, False, False
-        self._clear("moment")
+        self._zero(self._of("moment"))
 
     @guarded
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """All that training goes on from, bit by bit, into a safetensors file."""
+        self._refuse_half_a_step()
         if self._pending:
             raise RuntimeError(f"save_checkpoint of {self.name}: expected apply() before it, got pending gradients")
         self._need_weights()
@@ -333,6 +354,7 @@ class TrainingRunner(ModelRunner):
     @guarded
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go on from there. Pending gradients are dropped. A file that does not fit is a WeightError, and no change."""
+        self._refuse_half_a_step()
         notes = dict[str, Any]()
         given = read_safetensors(path, notes)
         try:

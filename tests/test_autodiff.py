@@ -167,9 +167,19 @@ def test_an_operator_without_gradient_is_named_with_its_way_to_the_loss() -> Non
 
 
 def test_nothing_to_train() -> None:
-    assert "expected a trainable parameter" in refusal(lambda g: g.sum(g.input("x", (3,))))
-    assert "expected a trainable parameter" in refusal(lambda g: g.sum(g.parameter("w", (3,), trainable=False)))
-    assert "expected a trainable parameter" in refusal(lambda g: g.sum(g.round(g.parameter("w", (3,)))))
+    assert "expected a parameter that is trained" in refusal(lambda g: g.sum(g.input("x", (3,))))
+    assert "expected a parameter that is trained" in refusal(lambda g: g.sum(g.parameter("w", (3,), trainable=False)))
+    assert "expected a parameter that is trained" in refusal(lambda g: g.sum(g.round(g.parameter("w", (3,)))))
+
+
+def test_a_path_that_an_assignment_ends() -> None:
+    def overwritten(g: Graph) -> Tensor:
+        state = g.state("s", (3,))
+        g.assign(state, g.parameter("w", (3,)))
+        g.assign(state, g.input("x", (3,)))
+        return g.sum(state)
+
+    assert "expected a parameter that is trained" in refusal(overwritten)
 
 
 def test_a_loss_is_one_number() -> None:

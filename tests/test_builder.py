@@ -39,8 +39,14 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
         lambda g, x: g.parameter("x", (3,)),
         r"parameter 'x' .*: expected a name used once, got the name of",
     ),
-    "reserved input": (lambda g, x: g.input("outputs", (3,)), "expected a name other than lr, outputs, self"),
-    "reserved output": (lambda g, x: g.set_outputs({"lr": x}), "expected a name other than lr, outputs, self"),
+    "reserved input": (
+        lambda g, x: g.input("outputs", (3,)),
+        "expected a name other than __metadata__, lr, outputs, self",
+    ),
+    "reserved output": (
+        lambda g, x: g.set_outputs({"lr": x}),
+        "expected a name other than __metadata__, lr, outputs, self",
+    ),
     "input no identifier": (lambda g, x: g.input("a.b", (3,)), "expected a Python identifier"),
     "negative size": (
         lambda g, x: g.input("y", (3, -1)),

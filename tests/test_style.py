@@ -48,7 +48,7 @@ USERS_OF_ABOVE_BUILDER = {"cli", "__main__"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_INFERENCE_STUB_LINES = 670
+MAX_INFERENCE_STUB_LINES = 680
 NOT_IN_AN_INFERENCE_RUNNER = {"__init__.py", "train.py", "optimizer.py", "fit.py", "checkpoint.py", "generate.py"}
 
 LINK_HOSTS = {

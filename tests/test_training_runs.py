@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meganeura_aot import Graph, Tensor, Training, compile_graph
+from meganeura_aot import Graph, GraphError, Tensor, Training, compile_graph
 from meganeura_aot.reference import evaluate
 from tests import harness
 from tests.whole_models import MODELS, Model
@@ -248,3 +248,48 @@ def test_new_weights_start_the_optimizer_anew() -> None:
         runner.load_weights(model.weights())
         assert runner.step == 0
         assert (runner.train_step(**model.batch(0)), runner.train_step(**model.batch(1))) == expected
+
+
+def test_an_interrupt_as_the_work_is_submitted_leaves_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C shows as the native call returns: the step is done, and counted."""
+    model = MODELS["mlp"]
+    with start(model, Training("adam", lr=3e-3)) as runner:
+        expected = [runner.train_step(**model.batch(step)) for step in range(3)]
+    with start(model, Training("adam", lr=3e-3)) as runner:
+        runner.train_step(**model.batch(0))
+        submit = type(runner.device.queue).submit
+
+        def interrupted(queue: Any, work: Any) -> None:
+            submit(queue, work)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(runner.device.queue), "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner.train_step(**model.batch(1))
+        monkeypatch.undo()
+        assert runner.step == 2
+        assert runner.train_step(**model.batch(2)) == expected[2]
+
+
+def test_an_old_version_of_a_state_as_a_view_is_kept() -> None:
+    """As an output and as the loss: what is written later must not show in it."""
+    g = Graph()
+    x, state = g.input("x", (4,)), g.state("s", (4,))
+    first = g.assign(state, x * g.parameter("w", (4,)))
+    g.assign(state, x * 2.0)
+    old = g.reshape(first, (2, 2))
+    g.set_outputs({"old": old, "y": g.tanh(g.exp(x) + 1.0), "loss": g.reshape(g.sum(first), ())})
+    feeds = {"x": np.array([1, 2, 3, 4], np.float32), "w": np.full(4, 3, np.float32), "s": np.zeros(4, np.float32)}
+    harness.check(g, feeds)
+    with harness.load(compile_graph(g, train=Training("sgd"))) as runner:
+        runner.load_weights({"w": feeds["w"]})
+        assert runner.train_step(x=feeds["x"]) == 30
+        np.testing.assert_array_equal(runner.gradients()["w"], feeds["x"])
+
+
+@pytest.mark.parametrize("name", ["exp_avg.w", "optimizer.w", "state.w"])
+def test_names_that_training_uses_are_refused(name: str) -> None:
+    g = Graph()
+    g.set_outputs([g.sum(g.parameter("w", (2,))) + g.sum(g.parameter(name, (2,)))])
+    with pytest.raises(GraphError, match=name):
+        compile_graph(g, train=Training("adam"))

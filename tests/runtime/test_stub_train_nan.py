@@ -102,7 +102,7 @@ def test_parameters_and_states_are_named_first(gpu: Any) -> None:
     runner = start(Stateful, gpu, on_nan="raise")
     runner.load_weights({"w": np.array([1, np.inf, 1], "f4"), "head.b": np.array([0, 0, np.nan], "f4")})
     runner.set_state("mean", [0, np.nan, 0])
-    message = r"not finite before it: parameter 'w', parameter 'head.b', state 'mean'; the first .* is track_0"
+    message = r"not finite before it: parameter 'w', parameter 'head.b', state 'mean'; the first .* is error_0"
     with pytest.raises(RuntimeError, match=message):
         runner.train_step(**BATCH)
     assert np.isnan(runner.get_state("mean")).tolist() == [False, True, False] and runner.get_state("seen") == 0
