@@ -156,6 +156,12 @@ def test_a_step_of_the_graphs() -> None:
         np.testing.assert_allclose(after[name], expected, rtol=1e-6)
 
 
+def test_the_longest_prefix_counts() -> None:
+    plan = trained(Training("sgd", **{"lr_mult.head": 0.5, "lr_mult.head.b": 0.0, "lr_mult.h": 2.0})).plan
+    assert plan.training is not None
+    assert list(plan.training.groups.values()) == [("", ""), ("head", ""), ("head.b", "")]
+
+
 # ---- memory
 
 
