@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import TypeGuard
+
+import numpy as np
 
 from .builder import Graph, extend
 from .errors import GradientError
 from .graph import DType, GraphIR, TensorType, Value
+from .op import Op
 from .ops.leaf import Leaf, Parameter
 from .tensor import Tensor
 
@@ -23,15 +27,14 @@ def differentiate(graph: GraphIR, loss: str) -> GraphIR:
     """
     target = dict(graph.outputs)[loss]
     type_ = graph.type_of(target)
-    if type_.dtype is not DType.F32 or type_.size != 1:
-        built = graph.nodes[target.node].location
-        raise GradientError(f"loss {loss!r} (built at {built}): expected f32 of one element, got {type_}")
-    between = trained_values(graph)
     where = f"loss {loss!r} (built at {graph.nodes[target.node].location})"
+    if type_.dtype is not DType.F32 or type_.size != 1:
+        raise GradientError(f"{where}: expected f32 of one element, got {type_}")
+    between = trained_values(graph)
     if target not in between:
         raise GradientError(f"{where}: expected a parameter that is trained behind it, found none, or all frozen")
     g = extend(graph)
-    gradients = {target: g.expand(g.constant(1.0), type_.shape) if type_.shape else g.constant(1.0)}
+    gradients = {target: g.constant(np.ones(type_.shape))}
     for index in reversed(range(target.node + 1)):
         node = graph.nodes[index]
         ports = [Value(index, port) for port in range(len(node.types))]
@@ -52,11 +55,10 @@ def differentiate(graph: GraphIR, loss: str) -> GraphIR:
             expected: TensorType = graph.type_of(value)
             assert part.type == expected, f"{node.op.name}: a gradient {part.type} of an input {expected}"
             gradients[value] = g.add(gradients[value], part) if value in gradients else part
-    trained = [(index, node.op) for index, node in enumerate(graph.nodes) if is_trained(graph, index)]
     named = tuple(
-        (op.label, gradients[Value(index)].value)
-        for index, op in trained
-        if isinstance(op, Leaf) and Value(index) in gradients
+        (node.op.label, gradients[Value(index)].value)
+        for index, node in enumerate(graph.nodes)
+        if is_trained(node.op) and Value(index) in gradients
     )
     if not named:
         raise GradientError(f"{where}: expected a parameter that is trained behind it, found none")
@@ -73,9 +75,8 @@ def input_gradients(g: Graph, graph: GraphIR, index: int, upstream: list[Tensor 
     return tuple(node.op.gradient(g, dy, y, *inputs))
 
 
-def is_trained(graph: GraphIR, index: int) -> bool:
-    """Whether the node is a parameter that training changes."""
-    op = graph.nodes[index].op
+def is_trained(op: Op) -> TypeGuard[Parameter]:
+    """Whether it is a parameter that training changes."""
     return isinstance(op, Parameter) and op.trainable and op.type.dtype is DType.F32
 
 
@@ -83,7 +84,7 @@ def trained_values(graph: GraphIR) -> set[Value]:
     """The f32 values that a trainable parameter influences smoothly."""
     found: set[Value] = set()
     for index, node in enumerate(graph.nodes):
-        if is_trained(graph, index) or (not node.op.is_flat and any(value in found for value in node.inputs)):
+        if is_trained(node.op) or (not node.op.is_flat and any(value in found for value in node.inputs)):
             found |= {Value(index, port) for port, type_ in enumerate(node.types) if type_.dtype is DType.F32}
     return found
 

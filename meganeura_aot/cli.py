@@ -21,7 +21,7 @@ from .errors import GraphError, MeganeuraError
 from .graph import GraphIR
 from .model_file import UsageError, load_graphs, parse_setting
 from .target import TARGETS
-from .training import DEFAULTS, Training
+from .training import DEFAULTS, Training, trained_entry
 from .version import VERSION
 
 STAGES = ("graph", "grad", "opt", "plan", "runner")
@@ -110,8 +110,11 @@ def run(options: argparse.Namespace) -> int:
     if options.emit == "graph":
         print(stage_text(entry_points(graphs)), end="")
         return 0
-    if training and isinstance(graphs, Mapping) and len(graphs) > 1 and "train" not in graphs:
-        raise UsageError(f"--train: expected an entry point `train` or one alone, got {', '.join(graphs)}")
+    if training and isinstance(graphs, Mapping):
+        try:
+            trained_entry(graphs)
+        except GraphError as error:
+            raise UsageError(f"--train: {error}") from error
     program = compile_program(graphs, training, options)
     log(options, f"compiled {options.model}", start)
     if options.emit:

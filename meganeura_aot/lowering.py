@@ -160,7 +160,7 @@ class EntryLowering:
                 problems.append(f"%{index} {node.op.name} (built at {node.location}): {error}")
         if problems:
             raise LoweringError("cannot lower:\n" + "\n".join(problems))
-        for value, (_, name) in results.items():
+        for value, (_, name, _) in results.items():
             if self.buffers[self.storage[value]].storage:
                 self._unpack_output(value, name)
         for name, value in self.graph.gradients:
@@ -172,13 +172,14 @@ class EntryLowering:
         inputs = tuple(self.storage[Value(index)] for index, node in nodes if isinstance(node.op, Input))
         return EntryPlan(self.entry, inputs, plans, tuple(self.dispatches), self.graph.advances)
 
-    def _name_results(self) -> dict[Value, tuple[str, str]]:
-        """The kind of buffer and the label that each value to be kept is stored under: the first of its names."""
-        results: dict[Value, tuple[str, str]] = {}
+    def _name_results(self) -> dict[Value, tuple[str, str, TensorType]]:
+        """The kind, label and type of the buffer that each value to be kept is stored in: by the first of its names."""
+        results: dict[Value, tuple[str, str, TensorType]] = {}
         for name, value in self.graph.outputs:
-            results.setdefault(self._owner(value), ("output", name))
+            owner = self._owner(value)
+            results.setdefault(owner, ("output", name, self.graph.type_of(owner)))
         for name, value in self.graph.gradients:
-            results.setdefault(self._owner(value), ("gradient", gradient_label(name)))
+            results.setdefault(self._owner(value), ("gradient", gradient_label(name), self.graph.type_of(value)))
         return results
 
     def _keep_gradient(self, name: str, value: Value) -> None:
@@ -209,13 +210,12 @@ class EntryLowering:
 
     def _owner(self, value: Value) -> Value:
         """The computed value in whose memory `value` is: itself, what it is a view of, or what it was written over."""
-        own = value
-        while (op := self.graph.nodes[value.node].op).is_view or op.writes:
-            own = own if op.writes else self.graph.nodes[value.node].inputs[0]
-            value = self.graph.nodes[value.node].inputs[op.writes[value.port] if op.writes else 0]
+        own = value = self._viewed(value)
+        while (op := self.graph.nodes[value.node].op).writes:
+            value = self._viewed(self.graph.nodes[value.node].inputs[op.writes[value.port]])
         return own if isinstance(op, Leaf) else value
 
-    def _lower(self, index: int, node: Node, results: Mapping[Value, tuple[str, str]]) -> None:
+    def _lower(self, index: int, node: Node, results: Mapping[Value, tuple[str, str, TensorType]]) -> None:
         value = Value(index)
         if isinstance(node.op, Leaf):
             more: dict[str, Any] = {}
@@ -244,16 +244,11 @@ class EntryLowering:
             self._write_in_place(index, node)
             return
         for port, type_ in enumerate(node.types):
-            self.storage[Value(index, port)] = self._result(Value(index, port), node, type_, results)
+            kept = results.get(Value(index, port))
+            place = f".{port}" if port else ""
+            scratch = ("scratch", f"{node.op.name}_{self.counts[node.op.name]}{place}", type_)
+            self.storage[Value(index, port)] = self.add_buffer(*(kept or scratch))
         self._call(node, [self.operand(v) for v in node.inputs], [Value(index, p) for p in range(len(node.types))])
-
-    def _result(self, value: Value, node: Node, type_: TensorType, results: Mapping[Value, tuple[str, str]]) -> str:
-        if value in results:
-            kind, label = results[value]
-            gradients = (self.graph.type_of(v) for name, v in self.graph.gradients if gradient_label(name) == label)
-            return self.add_buffer(kind, label, next(gradients, type_) if kind == "gradient" else type_)
-        port = f".{value.port}" if value.port else ""
-        return self.add_buffer("scratch", f"{node.op.name}_{self.counts[node.op.name]}{port}", type_)
 
     def _call(self, node: Node, inputs: list[Operand], outputs: list[Value]) -> None:
         results = [Operand(self.graph.type_of(value), self.storage[value]) for value in outputs]

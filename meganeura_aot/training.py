@@ -103,7 +103,7 @@ def training_graphs(graphs: Mapping[str, GraphIR], training: Training) -> tuple[
     return {ACCUMULATE: accumulate, APPLY: apply}, plan
 
 
-def trained_entry(graphs: Mapping[str, GraphIR]) -> str:
+def trained_entry(graphs: Mapping[str, object]) -> str:
     """The entry `train`, else the only one."""
     if "train" in graphs or len(graphs) == 1:
         return "train" if "train" in graphs else next(iter(graphs))

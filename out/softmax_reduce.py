@@ -567,6 +567,8 @@ class ModelRunner:
         array = np.pad(array.ravel(), (0, 1)) if array.nbytes % 4 else array  # f16, an odd number of them
         if array.nbytes:
             self.device.queue.write_buffer(buffer.gpu, 0, array)
+        if buffer in self._positions:  # the host's copy follows
+            self._positions[buffer] = array.astype(np.int64)
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
@@ -576,7 +578,6 @@ class ModelRunner:
         arrays, self._missing = match_tensors(given, Names(wanted), strict), list(self.parameters)  # half is none
         for b, array in arrays.items():
             self.upload(b, array)
-            self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
             self.device.queue.submit([])  # lets wgpu free its copy
         self._missing = []
 
@@ -604,9 +605,7 @@ class ModelRunner:
     @guarded
     def set_state(self, name: str, value: Any) -> None:
         b = self._named("state")[name]
-        array = to_tensor(value, b)
-        self.upload(b, array)
-        self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
+        self.upload(b, to_tensor(value, b))
 
     @guarded
     def reset(self) -> None:

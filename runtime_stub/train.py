@@ -367,7 +367,6 @@ class TrainingRunner(ModelRunner):
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
-            self._positions |= {b: array.astype(np.int64)} if b in self._positions else {}
         self._step = step
         self._optimizer.update(numbers)
         self._missing = []
