@@ -149,24 +149,25 @@ def assert_kernels(graph: GraphIR, feeds: Mapping[str, Array], loss: str = "loss
     wanted = gradients_of(graph, loss)
     feeds = {name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in feeds.items()}
     expected = evaluate(wanted, feeds)
-    rounded = evaluate_in_f32(wanted, feeds)
+    rounded = [evaluate_in_f32(wanted, feeds, seed) for seed in range(4)]  # one alone may be close by luck
     got = harness.run(harness.compile_graph(wanted, **options), feeds)
     for name, _ in wanted.outputs:
         reference = expected[name]
         error = np.linalg.norm((got[name] - reference).ravel())
         norm = np.linalg.norm(reference.ravel())
-        noise = ROUNDINGS * np.linalg.norm((rounded[name] - reference).ravel())
+        noise = ROUNDINGS * np.linalg.norm([(one[name] - reference).ravel() for one in rounded]) / len(rounded) ** 0.5
         assert error <= KERNEL_RTOL * norm + noise + FLUSHED, f"{name}: error {error} of a norm {norm}, noise {noise}"
 
 
-def evaluate_in_f32(graph: GraphIR, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs by the reference where every value between two operators is rounded to f32."""
+def evaluate_in_f32(graph: GraphIR, feeds: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """The outputs by the reference where every value between two operators has the error of an f32, drawn at random."""
+    rng = np.random.default_rng(seed)
     values: dict[Value, Array] = {}
     for index, node in enumerate(graph.nodes):
         leaf = isinstance(node.op, Leaf)
         result = feeds[node.op.label] if leaf else node.op.reference(*(values[value] for value in node.inputs))
         for port, array in enumerate(result if isinstance(result, tuple) else (result,)):
-            with np.errstate(over="ignore"):
-                exact = array.dtype.kind != "f"
-                values[Value(index, port)] = array if exact else array.astype(np.float32).astype(np.float64)
+            if array.dtype.kind == "f" and not leaf:
+                array = array * (1 + rng.uniform(-(2**-24), 2**-24, array.shape))
+            values[Value(index, port)] = array
     return {name: values[value] for name, value in graph.outputs}

@@ -252,3 +252,23 @@ def test_no_gradient_through_a_cache() -> None:
     g.set_outputs({"loss": g.sum(y)})
     with pytest.raises(GradientError, match="a cache"):
         differentiate(g.build(), "loss")
+
+
+@pytest.mark.parametrize("head_dim", [1, 7, 8, 31, 64])
+def test_a_query_that_sees_one_key_has_no_gradient(head_dim: int) -> None:
+    """A softmax over one key is 1 whatever the score is: 0 to the bit, not what rounding leaves."""
+    g = loss_of(1, 1, (3, 1), head_dim, Causal(), batch=(3,), soft_cap=5.0)
+    found = harness.run(compile_graph(gradients_of(g.build())), feeds_of(g))
+    assert not found["grad.q"].any()
+    assert not found["grad.k"].any()
+    assert found["grad.v"].any()
+
+
+@pytest.mark.parametrize("head_dim", [1, 5, 16, 30, 31, 32, 64, 128, 256])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_the_gradient_of_keys_keeps_few_numbers_a_thread(head_dim: int, batch: int) -> None:
+    """Two numbers a pair and two sums a row fit the registers of a GPU's thread; what does not fit is slow, and an NVIDIA
+    driver computed where to write it by a register that held something else."""
+    choice = attention_kernel.choose_gradient(attention_kernel.Sizes(batch, 300, 300, 8, 2, head_dim), "kv").variant
+    assert choice["rows"] * choice["keys"] <= 16
+    assert choice["rows"] * choice["cols"] <= 8

@@ -20,6 +20,7 @@ from .attention_kernel import Sizes, choose_gradient
 from .pointwise import GROUP, Array
 
 PLAIN = Attention()
+ROWS_A_GROUP = 64  # rows of heads a workgroup of AttentionGradRows
 TEAM = 64  # threads that share an element of a mask, where it is for as many pairs
 
 
@@ -58,16 +59,15 @@ class AttentionGradRows(Op):
         self, k: Lowering, dy: Operand, y: Operand, lse: Operand, dlse: Operand | None = None, *, out: Operand
     ) -> None:
         head_dim = y.shape[-1] // self.heads
-        element, width = ("f32", head_dim) if head_dim % 4 else ("vec4<f32>", head_dim // 4)
-        lanes = 1 << min(4, (max(width, 1) - 1).bit_length())
+        element = "f32" if head_dim % 4 else "vec4<f32>"
         reads = {"dy": dy, "y": y, "lse": lse} | ({} if dlse is None else {"dlse": dlse})
         kinds = {"dy": element, "y": element}
         k.dispatch(
             "attention_grad_rows",
-            variant={"reads": [(name, kinds.get(name, "f32")) for name in reads], "lanes": lanes, "width": width},
+            variant={"reads": [(name, kinds.get(name, "f32")) for name in reads], "head_dim": head_dim},
             bind=reads | {"stat": out},
             const={"ROWS": lse.size, "S": y.shape[-2], "H": self.heads},
-            groups=math.ceil(lse.size * lanes / GROUP),
+            groups=math.ceil(lse.size / ROWS_A_GROUP),
         )
 
     @classmethod

@@ -23,6 +23,10 @@ WORTH_SPLITTING = 8192  # multiply-adds a thread that repay a second dispatch
 KEYS_PER_PART = 256  # of the decode kernel, where they are few
 LARGEST_SPLIT = 32
 
+# Pairs of a query and a key a thread. The gradient of k and v holds two numbers a pair and two sums a row: with 32 pairs
+# it needs more than the 255 registers that an NVIDIA thread has, and the driver's code for what it spills was wrong.
+PAIRS, PAIRS_OF_KV = 32, 16
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -79,13 +83,14 @@ def choose_gradient(sizes: Sizes, of: str) -> AttentionKernel:
 
     What passes is split over workgroups where there are few: the queries of all heads that share a head of k and v.
     """
-    own, passing, heads, shared = sizes.queries, sizes.keys, sizes.heads, 1
+    own, passing, heads, shared, pairs = sizes.queries, sizes.keys, sizes.heads, 1, PAIRS
     tiles = [(8, 8, 2), (4, 8, 2), (4, 4, 1)]
     if of == "kv":
         own, passing, heads, shared = passing, own, sizes.kv_heads, sizes.heads // sizes.kv_heads
+        pairs = PAIRS_OF_KV
         del tiles[0]  # two sums a row leave registers for half as many rows
     for rows, lanes_y, cols in tiles:
-        tile = tile_structure(sizes.head_dim, rows, lanes_y, cols)
+        tile = tile_structure(sizes.head_dim, rows, lanes_y, cols, pairs)
         groups = sizes.batch * heads * -(-own // (rows * tile["lanes_y"]))
         if groups >= ENOUGH_GROUPS:
             break
@@ -94,10 +99,10 @@ def choose_gradient(sizes: Sizes, of: str) -> AttentionKernel:
     return AttentionKernel("attention_grad", {**tile, "own": of}, groups * splits, splits)
 
 
-def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int) -> dict[str, int]:
+def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int, pairs: int = PAIRS) -> dict[str, int]:
     """A workgroup of lanes_y x lanes_x threads, each with `rows` queries and `cols` vec4s of them, and what fits memory.
 
-    keys: a thread's scores a query; depth: vec4s of Q and K staged at once, chunks times; v_keys: rows of V staged at
+    pairs: the largest number of scores a thread; keys: those of each of its queries; depth: vec4s of Q and K staged at once, chunks times; v_keys: rows of V staged at
     once. lanes_y changes a little to fill subgroups, and is halved for wide heads; narrow heads need one vec4 only.
     """
     vec4s = -(-head_dim // 4)
@@ -113,7 +118,7 @@ def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int) -> dict[st
         depth = _depth(vec4s, lanes_x * y, min(8, (MEMORY // (q_tile + k_tile) - 1) | 1))
         v_keys = max((n for n in range(1, k_tile + 1) if k_tile % n == 0 and weights + n * wide <= MEMORY), default=0)
         fits = weights + lanes_x * stride <= MEMORY and depth and v_keys >= min(8, k_tile)
-        if rows * keys <= 32 and k_tile <= 64 and fits:
+        if rows * keys <= pairs and k_tile <= 64 and fits:
             chunks = -(-vec4s // depth)
             return {
                 "rows": rows,
@@ -128,7 +133,7 @@ def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int) -> dict[st
                 "memory": max((q_tile + k_tile) * (depth | 1), weights + max(v_keys * wide, lanes_x * stride)),
                 "padded": vec4s != chunks * depth or vec4s != wide,
             }
-    return tile_structure(head_dim, rows, lanes_y // 2, cols)
+    return tile_structure(head_dim, rows, lanes_y // 2, cols, pairs)
 
 
 def _depth(vec4s: int, threads: int, largest: int) -> int:
