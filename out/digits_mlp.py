@@ -8,6 +8,7 @@ Needs:    wgpu, numpy; WebGPU default limits; no optional features
 
 import argparse
 import base64
+import contextlib
 import functools
 import importlib
 import io
@@ -16,14 +17,15 @@ import math
 import os
 import platform
 import re
+import secrets
+import stat
 import sys
 import tempfile
 import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -627,6 +629,100 @@ class ModelRunner:
         return self
 
 
+# Files are written whole or not at all.
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A binary file to write to, which takes the place of `path` when the block ends without an error.
+
+    A device or a pipe is written to. What a link leads to is replaced, and keeps its mode. Raises OSError, also where
+    the file that is there must not be written to.
+    """
+    mode = mode_of(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(path, "wb") as stream:
+            yield stream
+        return
+    if mode is not None:
+        open(path, "r+b").close()  # a read-only file stays, though its folder would let another one take its name
+    target = os.path.realpath(path)
+    remove_left_behind(target)
+    temporary, file = open_temporary(target, 0o666 if mode is None else 0o600)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if mode is not None:
+                os.chmod(temporary, stat.S_IMODE(mode))
+            os.fsync(file.fileno())
+            if os.name == "nt":  # Windows renames no open file
+                file.close()
+            os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    sync_folder(os.path.dirname(target))
+
+
+def mode_of(path: str | os.PathLike[str]) -> int | None:
+    """The mode of what is there, behind links, or None."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def temporary_prefix(target: str) -> str:
+    """What the names of the target's temporary files begin with: at most 50 of its characters, 200 of 255 bytes."""
+    return f".{os.path.basename(target)[:50]}.unfinished-"
+
+
+def open_temporary(target: str, permissions: int) -> tuple[str, Any]:
+    """A new file beside the target, and its path. It is locked until it is closed, or its process ends."""
+    while True:
+        path = os.path.join(os.path.dirname(target), temporary_prefix(target) + secrets.token_hex(8))
+        try:
+            file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "wb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, target) from error  # the name that the user knows
+        with contextlib.suppress(OSError):  # not every file system has locks; there nothing is removed either
+            lock(file, wait=True)
+        if os.path.exists(path):
+            return path, file
+        file.close()  # another writer took it for left behind, before it was locked
+
+
+def remove_left_behind(target: str) -> None:
+    """Temporary files of the target whose process was killed. Those that are written to are locked, and stay."""
+    folder, prefix = os.path.dirname(target), temporary_prefix(target)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}", name):
+                with contextlib.suppress(OSError), open(os.path.join(folder, name), "r+b") as file:
+                    lock(file, wait=False)
+                    os.unlink(file.name)
+
+
+def lock(file: Any, wait: bool) -> None:
+    """Lock a file against other processes and threads. Raises OSError where it is locked, or cannot be."""
+    if os.name == "nt":
+        raise OSError("no lock that ends with the process and lets others read")
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def sync_folder(folder: str) -> None:
+    """Make a new name in the folder survive a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 # Where the time goes: --bench times whole runs, --profile each dispatch.
 
 
@@ -729,9 +825,10 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
 
 
 def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
-    target = Path(args.output).resolve() if args.output is not None else None
-    if target and not target.is_file() and (target.exists() or not target.parent.is_dir() or args.output[-1:] == "/"):
-        raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
+    if args.output is not None:
+        target = os.path.realpath(args.output)
+        if os.path.isdir(target) or not os.path.isdir(os.path.dirname(target)) or args.output[-1:] == "/":
+            raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
     for name, path in inputs.items():
         with open(path, "rb") as file:
@@ -754,24 +851,22 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)
-    if target:
-        save_npz(target, outputs)
+    if args.output is not None:
+        save_npz(args.output, outputs)
     for name, array in outputs.items():
         values = f", {array.min()} to {array.max()}, mean {array.mean()}" if array.size else ""
         print(f"{name}: {array.dtype}{list(array.shape)}{values}")
 
 
-def save_npz(path: str | Path, arrays: dict[str, Any]) -> None:
+def save_npz(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
     """As np.savez, but for any name, and all or nothing."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with zipfile.ZipFile(temporary, "w") as file:
-            for name, array in arrays.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    whole = io.BytesIO()  # a device cannot go back and forth as ZipFile wants to
+    with zipfile.ZipFile(whole, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    with replacing(path) as stream:
+        stream.write(whole.getbuffer())
 
 
 # ==== Shaders ====
