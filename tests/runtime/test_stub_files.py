@@ -21,7 +21,7 @@ import pytest
 from meganeura_aot import Graph
 from meganeura_aot.compiler import Program, compile_graph
 from runtime_stub import TrainingRunner, cli, files, main
-from runtime_stub.weights import read_safetensors
+from runtime_stub.weight_files import read_safetensors
 
 from .runners import Umlaut
 from .test_stub_train import start

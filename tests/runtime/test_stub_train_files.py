@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runtime_stub import TrainingRunner, WeightError, train
-from runtime_stub.weights import read_safetensors
+from runtime_stub.weight_files import read_safetensors
 
 from .test_stub_train import bits, start
 from .test_stub_train_nan import snapshot
