@@ -280,7 +280,7 @@ OTHER_FILES = (
     (b"\x93NUMPY", b"", "an .npy file of NumPy, one array: give a mapping, {name: numpy.load(path)}"),
     (b"GGUF", b"", "a GGUF file: convert it to safetensors"),
     (b"\x89HDF", b"", "an HDF5 file, such as Keras writes: give a mapping of its arrays by name"),
-    (b"version https://git-lfs", b"", "a pointer of Git LFS: fetch the file itself with `git lfs pull`"),
+    (b"version ", b"git-lfs", "a pointer of Git LFS: fetch the file itself with `git lfs pull`"),
     (b"\x1f\x8b", b"", "compressed by gzip: unpack it"),
     (b"<", b"html", "a web page: fetch the file itself"),
     (b"{", b"", "JSON: the index of several safetensors files needs a name that ends with .json"),

@@ -53,6 +53,7 @@ LINK_HOSTS = {
     "arxiv.org",
     "docs.pytorch.org",
     "docs.rs",
+    "git-lfs.github.com",
     "github.com",
     "gpuweb.github.io",
     "huggingface.co",
