@@ -196,11 +196,11 @@ def test_no_hint_where_it_is_the_only_file(two: Two, folder: Path, name: str) ->
         two.load_weights(folder / name)
 
 
-def test_no_hint_where_nothing_is_missing(two: Two, folder: Path, write: Callable[..., Path]) -> None:
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
-    with pytest.raises(WeightError, match=r"w: missing, expected f32\[2, 3\]$"):
-        Scale(two.device).load_weights(index, strict=False)
+def test_no_hint_where_nothing_is_missing(two: Two, tmp_path: Path, write: Callable[..., Path]) -> None:
+    path = tmp_path / "model-00001-of-00002.safetensors"
+    write([("w", "F32", [2, 3], W.tobytes()), ("x", "U8", [0], b"")]).rename(path)
+    with pytest.raises(WeightError, match="x: not a tensor of this model$"):
+        Scale(two.device).load_weights(path)
 
 
 def test_files_that_the_index_names_must_be_there(two: Two, folder: Path) -> None:
@@ -251,6 +251,16 @@ def test_hostile_indices(tmp_path: Path, kind: str) -> None:
     path.write_bytes(HOSTILE[kind])
     with pytest.raises(WeightError, match="index.json"):
         read_weights(path)
+
+
+@pytest.mark.parametrize("place", ["../{}", "{folder}/{}", "./{}"])
+def test_an_index_leads_to_no_other_folder(two: Two, folder: Path, place: str) -> None:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    places = {name: place.format(file, folder=folder) for name, file in index["weight_map"].items()}
+    (folder / "below").mkdir()
+    (folder / "below" / "index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(WeightError, match="not a sound index: .*expected a file beside it, got"):
+        two.load_weights(folder / "below" / "index.json")
 
 
 def test_an_empty_index_names_no_tensors(two: Two, tmp_path: Path) -> None:
