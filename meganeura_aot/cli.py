@@ -84,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(str(error), 1)
     except RecursionError:
         return fail(f"{options.model}: the model is nested too deeply", 1)
+    except MemoryError:
+        return fail(f"{options.model}: this machine has too little memory to compile the model", 1)
     except KeyboardInterrupt:
         return fail("interrupted", 130)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .builder import Graph, is_name
 from .emit import Header, emit
 from .errors import GraphError
 from .graph import GraphIR
+from .kernel import data_folder
 from .lowering import lower
 from .memory import share_buffers, verify_sharing
 from .passes import CLEANUP, PASSES, run_passes
@@ -138,25 +140,18 @@ def digest(graphs: Mapping[str, GraphIR]) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path`, or what a link there leads to, in one step; its folder is made when missing."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
-        path.write_text(text, encoding="utf-8", newline="\n")
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".meganeura-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~current_umask()
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Replace `path` in one step, as runners replace their files; its folder is made when missing."""
+    content = text.encode()
+    Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+    with files_of_runners().replacing(path) as file:
+        file.write(content)
 
 
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@functools.cache
+def files_of_runners() -> ModuleType:
+    """The stub's module `files`. The stub is data of this package, not a part of it: a runner carries its text."""
+    spec = importlib.util.spec_from_file_location("files", data_folder("runtime_stub") / "files.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

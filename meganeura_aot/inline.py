@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .errors import KernelError
 from .kernel import data_folder
 
-INFERENCE = ("core", "weights", "doctor", "profile", "cli")
+INFERENCE = ("core", "weights", "weight_files", "doctor", "files", "profile", "cli")
 TRAINING = (*INFERENCE, "optimizer", "fit", "checkpoint", "train")
 
 

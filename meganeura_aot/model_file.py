@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -39,18 +39,20 @@ def load_graphs(path: Path, settings: Mapping[str, Any]) -> Graph | Mapping[str,
 
     What the model prints goes to stderr, for stdout belongs to --emit.
     """
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path}: no such model file")
+    if not path.is_file():
+        raise ModelError(f"{path}: expected a Python file, got {'a folder' if path.is_dir() else 'a pipe or a device'}")
     with contextlib.redirect_stdout(sys.stderr), as_module(path) as module:
         run_file(path, module)
         found = vars(module)
         if "build" in found:
-            return check_result(path, call_build(path, found["build"], settings), "build() returned")
+            return taken(path, call_build(path, found["build"], settings), "build() returned")
         if "graph" not in found:
             raise ModelError(f"{path}: expected a function `build` or a variable `graph`, found neither")
         if settings:
             raise UsageError(f"{path}: --set needs a function `build`, the file has a variable `graph`")
-        return check_result(path, found["graph"], "`graph` is")
+        return taken(path, found["graph"], "`graph` is")
 
 
 @contextlib.contextmanager
@@ -58,13 +60,14 @@ def as_module(path: Path) -> Iterator[ModuleType]:
     """A module for the file, importable under its name, with its folder on the path: as when a script runs."""
     module = ModuleType(path.stem)
     module.__file__ = str(path)
-    search, known = list(sys.path), sys.modules.get(path.stem)
+    search, searched, known = sys.path, list(sys.path), sys.modules.get(path.stem)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module  # dataclasses and pickle look a module up by its name
     try:
         yield module
     finally:
-        sys.path[:] = search
+        search[:] = searched
+        sys.path = search  # the model may have put something else there
         if known is None:
             sys.modules.pop(path.stem, None)
         else:
@@ -75,6 +78,8 @@ def run_file(path: Path, module: ModuleType) -> None:
     """Execute the file in the module."""
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (MemoryError, RecursionError) as error:
+        raise ModelError(f"{path}: an expression is nested too deeply for Python's compiler") from error
     except (SyntaxError, ValueError) as error:
         raise ModelError(f"{path}: {''.join(traceback.format_exception_only(error)).strip()}") from error
     guarded(path, exec, code, module.__dict__)
@@ -83,10 +88,7 @@ def run_file(path: Path, module: ModuleType) -> None:
 def call_build(path: Path, build: Any, settings: Mapping[str, Any]) -> Any:
     if not callable(build):
         raise ModelError(f"{path}: expected `build` to be a function, got {type(build).__name__}")
-    try:
-        parameters = list(inspect.signature(build).parameters.values())
-    except ValueError:  # a builtin that does not tell
-        parameters = []
+    parameters = guarded(path, parameters_of, build)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [key for key in settings if key not in names]
@@ -98,14 +100,32 @@ def call_build(path: Path, build: Any, settings: Mapping[str, Any]) -> Any:
     return guarded(path, build, **settings)
 
 
+def parameters_of(build: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(build).parameters.values())
+    except ValueError:  # a builtin that does not tell
+        return []
+
+
 def guarded(path: Path, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call user code; its exceptions become a ModelError that shows the user's frames only."""
+    """Call user code, or look at what it made; its exceptions become a ModelError that shows the user's frames only."""
     try:
         return function(*args, **kwargs)
-    except (MeganeuraError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, MeganeuraError) and has_text(error):
+            raise
         raise ModelError(f"{path}: the model raised\n{user_traceback(error)}") from error
+
+
+def has_text(error: BaseException) -> bool:
+    """Whether the exception can be shown: a model may put any object into it."""
+    try:
+        str(error)
+    except BaseException:
+        return False
+    return True
 
 
 def user_traceback(error: BaseException) -> str:
@@ -120,17 +140,38 @@ def user_traceback(error: BaseException) -> str:
         frames.append(current)
         current = current.tb_next
     summary = traceback.StackSummary.extract((frame.tb_frame, frame.tb_lineno) for frame in frames if is_user(frame))
-    return "".join([*summary.format(), *traceback.format_exception_only(error)]).rstrip()
+    return "".join([*summary.format(), *last_lines(error)]).rstrip()
 
 
-def check_result(path: Path, result: Any, what: str) -> Graph | Mapping[str, Graph]:
+def last_lines(error: BaseException) -> list[str]:
+    """What the exception says, or its type alone where even that cannot be shown."""
+    try:
+        return traceback.format_exception_only(error)
+    except BaseException:
+        return [f"{type(error).__name__}, whose text cannot be shown"]
+
+
+def taken(path: Path, result: Any, what: str) -> Graph | Mapping[str, Graph]:
+    """The result, checked; a mapping of any kind as a dict. What the model made may raise whatever is done with it."""
+    checked: Graph | Mapping[str, Graph] | None
+    checked, got = guarded(path, check_result, result)
+    if checked is None:
+        raise ModelError(f"{path}: {what} {got}, expected a Graph or a dict of entry names to Graphs")
+    return checked
+
+
+def check_result(result: Any) -> tuple[Graph | dict[str, Graph] | None, str]:
+    """What is taken, or None, and what it is."""
     if isinstance(result, Graph):
-        return result
-    if isinstance(result, Mapping) and result and all(isinstance(graph, Graph) for graph in result.values()):
-        return result
-    got = f"a dict of {_kinds(list(result.values()))}" if isinstance(result, Mapping) else type(result).__name__
-    raise ModelError(f"{path}: {what} {got}, expected a Graph or a dict of entry names to Graphs")
+        return result, ""
+    if not isinstance(result, Mapping):
+        return None, type(result).__name__
+    graphs = dict(result.items())
+    names = [name for name in graphs if not isinstance(name, str)]
+    if graphs and not names and all(isinstance(graph, Graph) for graph in graphs.values()):
+        return graphs, ""
+    return None, f"a dict of {_kinds(names or graphs.values())}{' as names' if names else ''}"
 
 
-def _kinds(values: Sequence[Any]) -> str:
+def _kinds(values: Iterable[Any]) -> str:
     return ", ".join(sorted({type(value).__name__ for value in values})) or "nothing"

@@ -8,6 +8,7 @@ Needs:    wgpu, numpy; WebGPU default limits; no optional features
 
 import argparse
 import base64
+import contextlib
 import functools
 import importlib
 import io
@@ -16,14 +17,15 @@ import math
 import os
 import platform
 import re
+import secrets
+import stat
 import sys
 import tempfile
 import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -129,13 +131,11 @@ def doctor(model: Any, wanted: str | None) -> int:
     return 0
 
 
-# What a model declares and is given: buffers, constants, tensors, the weights of a safetensors file.
+# What a model declares and is given: buffers, constants, tensors.
 
 DTYPES: Any = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4"), "f16": np.dtype("<f2")}
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such type: these are upper halves of float32 numbers
-FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
-    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
-}
+SHARD = re.compile(r"(.*)-\d+-of-0*([2-9]|[1-9]\d+)\.safetensors")
 
 
 class WeightError(ValueError):
@@ -175,16 +175,41 @@ def unpack(text: str) -> bytes:
     return zlib.decompress(base64.b85decode("".join(text.split())))
 
 
+class Unreadable(NamedTuple):
+    """In place of an array: a tensor of a file whose dtype is not taken."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def to_array(value: Any) -> tuple[Any, str]:
+    """The value as a NumPy array, and the name of its dtype. PyTorch's tensors come without gradient from any device."""
+    if isinstance(value, Unreadable):
+        raise TypeError(f"{value.dtype}{list(value.shape)} cannot be read: convert it to F32, F16 or BF16 first")
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        name = str(value.dtype).rpartition(".")[2]
+        plain = value.detach().cpu()
+        if name.startswith(("bfloat", "float8")):  # NumPy has none of them, float32 has all their values
+            plain = plain.float()
+        return np.asarray(plain.numpy()), name
+    array = np.asarray(value)
+    if array.dtype == BFLOAT16 or array.dtype.name == "bfloat16":
+        return (array.view("<u2").astype("<u4") << 16).view("<f4"), "bfloat16"
+    return array, array.dtype.name
+
+
 def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
     """The value as an array of this shape and dtype, or ValueError; integers become floats only where mixed."""
-    array, dtype = np.asarray(value), DTYPES[like.dtype]
-    wide = array.dtype == BFLOAT16 or array.dtype.name == "bfloat16"
-    text = f"expected {like}, got {'bfloat16' if wide else array.dtype.name}{list(array.shape)}"
-    kinds = "biu" if dtype.kind != "f" else "biuf" if mixed else "f"
-    if array.shape != like.shape or ("f" if wide else array.dtype.kind) not in kinds:
+    try:
+        array, name = to_array(value)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"expected {like}, got {type(value).__name__}: {error}") from error
+    dtype = DTYPES[like.dtype]
+    text = f"expected {like}, got {name}{list(array.shape)}"
+    if array.shape != like.shape:
         raise ValueError(text)
-    if wide:
-        array = (array.view("<u2").astype("<u4") << 16).view("<f4")
+    if array.dtype.kind not in ("biu" if dtype.kind != "f" else "biuf" if mixed else "f"):
+        raise ValueError(f"{text}: convert it first")
     if dtype.kind != "f" and array.size:
         low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < info.min or high > info.max:
@@ -193,19 +218,105 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
         return array.astype(dtype, order="C", copy=False)
 
 
-def match_tensors(given: Mapping[str, Any], buffers: Names, strict: bool = True) -> dict[Buffer, Any]:
-    """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown."""
+def match_tensors(
+    given: Mapping[str, Any], buffers: Names, strict: bool = True, source: Any = None
+) -> dict[Buffer, Any]:
+    """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown.
+
+    source: where they come from, for a hint where it is one of several files.
+    """
     arrays, problems = {}, [f"{name}: not a tensor of this model" for name in given if strict and name not in buffers]
+    missing = [f"{name}: missing, expected {b}" for name, b in buffers.items() if name not in given]
+    problems += missing
     for name, b in buffers.items():
+        if name not in given:
+            continue
         try:
             arrays[b] = to_tensor(given[name], b, mixed=False)
-        except KeyError:
-            problems.append(f"{name}: missing, expected {b}")
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             problems.append(f"{name}: {error}")
+    if missing:
+        problems += hints_about(source)
     if problems:
         raise WeightError("\n  ".join(["the weights do not fit the model:", *problems]))
     return arrays
+
+
+def hints_about(source: Any) -> list[str]:
+    """What to give in place of one of several files, by its name."""
+    if not isinstance(source, str | os.PathLike):
+        return []
+    file = os.path.basename(source)
+    found = SHARD.fullmatch(os.fsdecode(file))
+    if not found:
+        return []
+    index = f"{found[1]}.safetensors.index.json"
+    return [
+        f"{found[0]} looks like one of {found[2]} files: give {index}, which names all of them and lies beside them"
+    ]
+
+
+# Weights from files: safetensors, one or several with an index. No file is trusted.
+
+FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
+    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
+}
+# Dtypes of files that are not taken, and their bits an element.
+UNREADABLE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(
+    ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
+)
+# More than any sound file needs; a hostile header of this size is read in a second, and takes less than a gigabyte.
+MAX_HEADER_BYTES = 30_000_000
+MAX_TENSORS = 100_000
+TORCH_REMEDY = "give what torch.load(path, weights_only=True) returns, or write that with safetensors.torch.save_file"
+PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# How files of other kinds begin, what is near their beginning, what they are and what to do.
+OTHER_FILES = (
+    (b"PK\x03\x04", b"/data.pkl", f"a file of PyTorch: {TORCH_REMEDY}"),
+    (b"PK\x03\x04", b".npy", "an .npz file of NumPy: give what numpy.load(path) returns"),
+    (b"PK\x03\x04", b"", "a zip archive: unpack it"),
+    (PICKLES, b"", f"a pickle, as older files of PyTorch are: {TORCH_REMEDY}"),
+    (b"\x93NUMPY", b"", "an .npy file of NumPy, one array: give a mapping, {name: numpy.load(path)}"),
+    (b"GGUF", b"", "a GGUF file: convert it to safetensors"),
+    (b"\x89HDF", b"", "an HDF5 file, such as Keras writes: give a mapping of its arrays by name"),
+    (b"version ", b"git-lfs", "a pointer of Git LFS: fetch the file itself with `git lfs pull`"),
+    (b"\x1f\x8b", b"", "compressed by gzip: unpack it"),
+    (b"<", b"html", "a web page: fetch the file itself"),
+    (b"{", b"", "JSON: the index of several safetensors files needs a name that ends with .json"),
+)
+
+
+def read_weights(source: Any) -> Mapping[str, Any]:
+    """Arrays by name: a mapping as it is, else those of a safetensors file, or of all that an index.json names."""
+    if isinstance(source, Mapping):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        remedy = "such as module.state_dict() or dict(module.named_parameters())"
+        raise WeightError(f"expected a path, or arrays by name, {remedy}; got {type(source).__name__}")
+    return read_index(source) if os.fsdecode(source).endswith(".json") else read_safetensors(source)
+
+
+def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Arrays by name, each from the file beside the index in which it is said to be. Raises WeightError, OSError."""
+    data = map_file(path)
+    try:
+        if data.size > MAX_HEADER_BYTES:
+            raise ValueError(f"expected at most {MAX_HEADER_BYTES} bytes, got {data.size}")
+        places = json.loads(data.tobytes().decode(), object_pairs_hook=unique_names)["weight_map"]
+        shards = sorted(set(places.values()))
+        for shard in shards:
+            if os.path.basename(shard) != shard or "\\" in shard:
+                raise ValueError(f"expected a file beside it, got {shard[:200]!r}")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        expected = 'expected {"weight_map": {tensor: file}}'
+        raise WeightError(f"{path}: not a sound index: {expected}: {type(error).__name__}: {error}") from error
+    folder = os.path.dirname(path)
+    if absent := [shard for shard in shards if not os.path.exists(os.path.join(folder, shard))]:
+        raise WeightError(f"{path}: expected these files beside it: {', '.join(absent)}")
+    files = {shard: read_safetensors(os.path.join(folder, shard)) for shard in shards}
+    if lost := [f"{name}: not in {shard}" for name, shard in places.items() if name not in files[shard]]:
+        raise WeightError("\n  ".join([f"{path}: the files lack tensors that it names:", *lost]))
+    return {name: files[shard][name] for name, shard in places.items()}
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -214,29 +325,70 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def map_file(path: str | os.PathLike[str]) -> Any:
+    """The bytes of a file. Raises OSError, and WeightError for a pipe or a device, which could block for ever."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise WeightError(
+            f"{path}: not a regular file but a pipe or a device, and weights are mapped: copy it to a file"
+        )
+    return np.asarray(np.memmap(path, np.uint8, "r")) if found.st_size else np.zeros(0, np.uint8)
+
+
 def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict[str, Any]:
-    """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError."""
-    arrays, name = {}, "the header"
+    """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError.
+
+    What is of another dtype than models and NumPy have is there as Unreadable.
+    """
+    data = map_file(path)
+    arrays, name = dict[str, Any](), "the header"
     try:
-        data = np.memmap(path, np.uint8, "r")
         start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if end > min(data.size, 100_000_000) or data[8:9].tobytes() != b"{":
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {data[8:9].tobytes()!r}")
+        if end > data.size or data[8:9].tobytes() != b"{":
+            begins = data[8:9].tobytes()
+            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {begins!r}: expected {{")
+        if end > MAX_HEADER_BYTES:
+            raise ValueError(f"{end - 8} bytes in a file of {data.size}: expected at most {MAX_HEADER_BYTES}")
         header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
         ({} if metadata is None else metadata).update(header.pop("__metadata__", {}).items())
+        if len(header) > MAX_TENSORS:
+            raise ValueError(f"expected at most {MAX_TENSORS} tensors, got {len(header)}")
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
+            (begin, stop), dtype, shape = entry["data_offsets"], entry["dtype"], entry["shape"]
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
             raw, end = data[end : start + stop], start + stop
             if end > data.size:
                 raise ValueError(f"the file is truncated: {data.size} bytes where {end} are needed")
-            arrays[name] = raw.view(dtype).reshape(shape)  # checks the number of bytes
+            arrays[name] = as_declared(raw, dtype, shape)
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise WeightError(f"{path}: not a sound safetensors file: {name}: {type(error).__name__}: {error}") from error
+        problem = other_kind(data) or f"{name[:200]}: {type(error).__name__}: {error}"
+        raise WeightError(f"{path}: not a sound safetensors file: {problem}") from error
     return arrays
+
+
+def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
+    """Bytes of a file as an array, or as Unreadable. Raises where their number is another one."""
+    if dtype in FILE_DTYPES:
+        return raw.view(FILE_DTYPES[dtype]).reshape(shape)
+    if dtype not in UNREADABLE_BITS:
+        raise ValueError(f"unknown dtype {dtype[:200]!r}")
+    if math.prod(shape) * UNREADABLE_BITS[dtype] != 8 * raw.size:
+        raise ValueError(f"{raw.size} bytes do not hold {dtype}{shape}")
+    return Unreadable(dtype, tuple(shape))
+
+
+def other_kind(data: Any) -> str | None:
+    """What a file is that is not sound safetensors, and what to do, where its beginning tells."""
+    beginning = data[:1024].tobytes()
+    if beginning[4:9] == b"\0\0\0\0{":  # damaged, but no other kind: a header of less than 4 GB follows its length
+        return None
+    for first, near, what in OTHER_FILES:
+        if beginning.startswith(first) and near in beginning:
+            return f"it is {what}"
+    return None
 
 
 # The model on the GPU: what generated code declares, and how one call of an entry point runs.
@@ -571,10 +723,12 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """From a safetensors file or a mapping, by name and shape, states too: all of it, or WeightError and nothing."""
-        given = source if isinstance(source, Mapping) else read_safetensors(source)
+        """By name and shape, states too: all of it, or WeightError and nothing. From a safetensors file, the index.json of
+        several, or a mapping of names to arrays or PyTorch's tensors."""
+        given = read_weights(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
-        arrays, self._missing = match_tensors(given, Names(wanted), strict), list(self.parameters)  # half is none
+        arrays = match_tensors(given, Names(wanted), strict, source)
+        self._missing = list(self.parameters)  # half is none
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
@@ -625,6 +779,100 @@ class ModelRunner:
 
     def __enter__(self) -> Any:
         return self
+
+
+# Files are written whole or not at all.
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A binary file to write to, which takes the place of `path` when the block ends without an error.
+
+    A device or a pipe is written to. What a link leads to is replaced, and keeps its mode. Raises OSError, also where
+    the file that is there must not be written to.
+    """
+    mode = mode_of(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(path, "wb") as stream:
+            yield stream
+        return
+    if mode is not None:
+        open(path, "r+b").close()  # a read-only file stays, though its folder would let another one take its name
+    target = os.path.realpath(path)
+    remove_left_behind(target)
+    temporary, file = open_temporary(target, 0o666 if mode is None else 0o600)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if mode is not None:
+                os.chmod(temporary, stat.S_IMODE(mode))
+            os.fsync(file.fileno())
+            if os.name == "nt":  # Windows renames no open file
+                file.close()
+            os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    sync_folder(os.path.dirname(target))
+
+
+def mode_of(path: str | os.PathLike[str]) -> int | None:
+    """The mode of what is there, behind links, or None."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def temporary_prefix(target: str) -> str:
+    """What the names of the target's temporary files begin with: at most 50 of its characters, 200 of 255 bytes."""
+    return f".{os.path.basename(target)[:50]}.unfinished-"
+
+
+def open_temporary(target: str, permissions: int) -> tuple[str, Any]:
+    """A new file beside the target, and its path. It is locked until it is closed, or its process ends."""
+    while True:
+        path = os.path.join(os.path.dirname(target), temporary_prefix(target) + secrets.token_hex(8))
+        try:
+            file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "wb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, target) from error  # the name that the user knows
+        with contextlib.suppress(OSError):  # not every file system has locks; there nothing is removed either
+            lock(file, wait=True)
+        if os.path.exists(path):
+            return path, file
+        file.close()  # another writer took it for left behind, before it was locked
+
+
+def remove_left_behind(target: str) -> None:
+    """Temporary files of the target whose process was killed. Those that are written to are locked, and stay."""
+    folder, prefix = os.path.dirname(target), temporary_prefix(target)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}", name):
+                with contextlib.suppress(OSError), open(os.path.join(folder, name), "r+b") as file:
+                    lock(file, wait=False)
+                    os.unlink(file.name)
+
+
+def lock(file: Any, wait: bool) -> None:
+    """Lock a file against other processes and threads. Raises OSError where it is locked, or cannot be."""
+    if os.name == "nt":
+        raise OSError("no lock that ends with the process and lets others read")
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def sync_folder(folder: str) -> None:
+    """Make a new name in the folder survive a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 # Where the time goes: --bench times whole runs, --profile each dispatch.
@@ -729,9 +977,10 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
 
 
 def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
-    target = Path(args.output).resolve() if args.output is not None else None
-    if target and not target.is_file() and (target.exists() or not target.parent.is_dir() or args.output[-1:] == "/"):
-        raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
+    if args.output is not None:
+        target = os.path.realpath(args.output)
+        if os.path.isdir(target) or not os.path.isdir(os.path.dirname(target)) or args.output[-1:] == "/":
+            raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
     for name, path in inputs.items():
         with open(path, "rb") as file:
@@ -754,24 +1003,22 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)
-    if target:
-        save_npz(target, outputs)
+    if args.output is not None:
+        save_npz(args.output, outputs)
     for name, array in outputs.items():
         values = f", {array.min()} to {array.max()}, mean {array.mean()}" if array.size else ""
         print(f"{name}: {array.dtype}{list(array.shape)}{values}")
 
 
-def save_npz(path: str | Path, arrays: dict[str, Any]) -> None:
+def save_npz(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
     """As np.savez, but for any name, and all or nothing."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with zipfile.ZipFile(temporary, "w") as file:
-            for name, array in arrays.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    whole = io.BytesIO()  # a device cannot go back and forth as ZipFile wants to
+    with zipfile.ZipFile(whole, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    with replacing(path) as stream:
+        stream.write(whole.getbuffer())
 
 
 # ==== Shaders ====

@@ -1,22 +1,17 @@
-"""Files of weights and checkpoints, written all or nothing."""
+"""Files of weights and checkpoints."""
 
 import json
 import math
-import os
-import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from .files import replacing
 from .weights import DTYPES, Buffer
 
 
 def write_safetensors(path: Any, buffers: Mapping[str, Buffer], read: Callable[[Buffer], Any], metadata: Any) -> None:
-    """Each buffer as `read` gives it, one at a time, the widest dtypes first, so that all are aligned.
-
-    All or nothing: until the new file is whole and on disk, its name leads to the old one.
-    """
-    target, end, header = os.path.realpath(path), 0, {"__metadata__": metadata} if metadata else {}
+    """Each buffer as `read` gives it, one at a time, the widest dtypes first, so that all are aligned."""
+    end, header = 0, {"__metadata__": metadata} if metadata else {}
     order = sorted(buffers, key=lambda name: (-DTYPES[buffers[name].dtype].itemsize, name))
     for name in order:
         b, begin = buffers[name], end
@@ -24,14 +19,7 @@ def write_safetensors(path: Any, buffers: Mapping[str, Buffer], read: Callable[[
         header[name] = {"dtype": b.dtype.upper(), "shape": list(b.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    temporary = f"{target}.{os.getpid()}.{threading.get_ident()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in order:
-                file.write(read(buffers[name]).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(read(buffers[name]).tobytes())

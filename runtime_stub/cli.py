@@ -5,13 +5,13 @@ import io
 import os
 import sys
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .core import ModelRunner
 from .doctor import doctor
+from .files import replacing
 from .profile import time_runs
 
 
@@ -56,9 +56,10 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
 
 
 def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
-    target = Path(args.output).resolve() if args.output is not None else None
-    if target and not target.is_file() and (target.exists() or not target.parent.is_dir() or args.output[-1:] == "/"):
-        raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
+    if args.output is not None:
+        target = os.path.realpath(args.output)
+        if os.path.isdir(target) or not os.path.isdir(os.path.dirname(target)) or args.output[-1:] == "/":
+            raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
     for name, path in inputs.items():
         with open(path, "rb") as file:
@@ -81,21 +82,19 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)
-    if target:
-        save_npz(target, outputs)
+    if args.output is not None:
+        save_npz(args.output, outputs)
     for name, array in outputs.items():
         values = f", {array.min()} to {array.max()}, mean {array.mean()}" if array.size else ""
         print(f"{name}: {array.dtype}{list(array.shape)}{values}")
 
 
-def save_npz(path: str | Path, arrays: dict[str, Any]) -> None:
+def save_npz(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
     """As np.savez, but for any name, and all or nothing."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with zipfile.ZipFile(temporary, "w") as file:
-            for name, array in arrays.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    whole = io.BytesIO()  # a device cannot go back and forth as ZipFile wants to
+    with zipfile.ZipFile(whole, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    with replacing(path) as stream:
+        stream.write(whole.getbuffer())

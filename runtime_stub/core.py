@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from .doctor import check_offer, choose_adapter, import_wgpu, request_device
-from .weights import DTYPES, Buffer, Names, match_tensors, read_safetensors, to_tensor
+from .weight_files import read_weights
+from .weights import DTYPES, Buffer, Names, match_tensors, to_tensor
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 STAGING = 268_435_456  # WebGPU's default max-buffer-size: more than this is read back in parts
@@ -343,10 +344,12 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """From a safetensors file or a mapping, by name and shape, states too: all of it, or WeightError and nothing."""
-        given = source if isinstance(source, Mapping) else read_safetensors(source)
+        """By name and shape, states too: all of it, or WeightError and nothing. From a safetensors file, the index.json of
+        several, or a mapping of names to arrays or PyTorch's tensors."""
+        given = read_weights(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
-        arrays, self._missing = match_tensors(given, Names(wanted), strict), list(self.parameters)  # half is none
+        arrays = match_tensors(given, Names(wanted), strict, source)
+        self._missing = list(self.parameters)  # half is none
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy

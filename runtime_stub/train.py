@@ -14,7 +14,8 @@ from .checkpoint import write_safetensors
 from .core import BindGroup, ModelRunner, guarded
 from .fit import fit_model
 from .optimizer import OptimizerNumbers, adam_numbers, check_number, sgd_numbers
-from .weights import Buffer, Names, WeightError, match_tensors, read_safetensors
+from .weight_files import read_safetensors
+from .weights import Buffer, Names, WeightError, match_tensors
 
 BLOCK = 1024  # elements a workgroup of EACH_ELEMENT
 EACH_ELEMENT = """

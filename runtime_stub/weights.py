@@ -1,20 +1,18 @@
-"""What a model declares and is given: buffers, constants, tensors, the weights of a safetensors file."""
+"""What a model declares and is given: buffers, constants, tensors."""
 
 import base64
-import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 DTYPES: Any = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), "u32": np.dtype("<u4"), "f16": np.dtype("<f2")}
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # NumPy has no such type: these are upper halves of float32 numbers
-FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
-    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
-}
+SHARD = re.compile(r"(.*)-\d+-of-0*([2-9]|[1-9]\d+)\.safetensors")
 
 
 class WeightError(ValueError):
@@ -54,16 +52,41 @@ def unpack(text: str) -> bytes:
     return zlib.decompress(base64.b85decode("".join(text.split())))
 
 
+class Unreadable(NamedTuple):
+    """In place of an array: a tensor of a file whose dtype is not taken."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def to_array(value: Any) -> tuple[Any, str]:
+    """The value as a NumPy array, and the name of its dtype. PyTorch's tensors come without gradient from any device."""
+    if isinstance(value, Unreadable):
+        raise TypeError(f"{value.dtype}{list(value.shape)} cannot be read: convert it to F32, F16 or BF16 first")
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        name = str(value.dtype).rpartition(".")[2]
+        plain = value.detach().cpu()
+        if name.startswith(("bfloat", "float8")):  # NumPy has none of them, float32 has all their values
+            plain = plain.float()
+        return np.asarray(plain.numpy()), name
+    array = np.asarray(value)
+    if array.dtype == BFLOAT16 or array.dtype.name == "bfloat16":
+        return (array.view("<u2").astype("<u4") << 16).view("<f4"), "bfloat16"
+    return array, array.dtype.name
+
+
 def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
     """The value as an array of this shape and dtype, or ValueError; integers become floats only where mixed."""
-    array, dtype = np.asarray(value), DTYPES[like.dtype]
-    wide = array.dtype == BFLOAT16 or array.dtype.name == "bfloat16"
-    text = f"expected {like}, got {'bfloat16' if wide else array.dtype.name}{list(array.shape)}"
-    kinds = "biu" if dtype.kind != "f" else "biuf" if mixed else "f"
-    if array.shape != like.shape or ("f" if wide else array.dtype.kind) not in kinds:
+    try:
+        array, name = to_array(value)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"expected {like}, got {type(value).__name__}: {error}") from error
+    dtype = DTYPES[like.dtype]
+    text = f"expected {like}, got {name}{list(array.shape)}"
+    if array.shape != like.shape:
         raise ValueError(text)
-    if wide:
-        array = (array.view("<u2").astype("<u4") << 16).view("<f4")
+    if array.dtype.kind not in ("biu" if dtype.kind != "f" else "biuf" if mixed else "f"):
+        raise ValueError(f"{text}: convert it first")
     if dtype.kind != "f" and array.size:
         low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < info.min or high > info.max:
@@ -72,47 +95,39 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
         return array.astype(dtype, order="C", copy=False)
 
 
-def match_tensors(given: Mapping[str, Any], buffers: Names, strict: bool = True) -> dict[Buffer, Any]:
-    """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown."""
+def match_tensors(
+    given: Mapping[str, Any], buffers: Names, strict: bool = True, source: Any = None
+) -> dict[Buffer, Any]:
+    """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown.
+
+    source: where they come from, for a hint where it is one of several files.
+    """
     arrays, problems = {}, [f"{name}: not a tensor of this model" for name in given if strict and name not in buffers]
+    missing = [f"{name}: missing, expected {b}" for name, b in buffers.items() if name not in given]
+    problems += missing
     for name, b in buffers.items():
+        if name not in given:
+            continue
         try:
             arrays[b] = to_tensor(given[name], b, mixed=False)
-        except KeyError:
-            problems.append(f"{name}: missing, expected {b}")
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             problems.append(f"{name}: {error}")
+    if missing:
+        problems += hints_about(source)
     if problems:
         raise WeightError("\n  ".join(["the weights do not fit the model:", *problems]))
     return arrays
 
 
-def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name appears twice in the header")
-    return dict(pairs)
-
-
-def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict[str, Any]:
-    """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError."""
-    arrays, name = {}, "the header"
-    try:
-        data = np.memmap(path, np.uint8, "r")
-        start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if end > min(data.size, 100_000_000) or data[8:9].tobytes() != b"{":
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {data[8:9].tobytes()!r}")
-        header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
-        ({} if metadata is None else metadata).update(header.pop("__metadata__", {}).items())
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            (begin, stop), dtype, shape = entry["data_offsets"], FILE_DTYPES[entry["dtype"]], entry["shape"]
-            if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
-                raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
-            raw, end = data[end : start + stop], start + stop
-            if end > data.size:
-                raise ValueError(f"the file is truncated: {data.size} bytes where {end} are needed")
-            arrays[name] = raw.view(dtype).reshape(shape)  # checks the number of bytes
-        if end != data.size:
-            raise ValueError(f"ends at byte {end} of {data.size}")
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise WeightError(f"{path}: not a sound safetensors file: {name}: {type(error).__name__}: {error}") from error
-    return arrays
+def hints_about(source: Any) -> list[str]:
+    """What to give in place of one of several files, by its name."""
+    if not isinstance(source, str | os.PathLike):
+        return []
+    file = os.path.basename(source)
+    found = SHARD.fullmatch(os.fsdecode(file))
+    if not found:
+        return []
+    index = f"{found[1]}.safetensors.index.json"
+    return [
+        f"{found[0]} looks like one of {found[2]} files: give {index}, which names all of them and lies beside them"
+    ]

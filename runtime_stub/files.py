@@ -1,0 +1,100 @@
+"""Files are written whole or not at all."""
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A binary file to write to, which takes the place of `path` when the block ends without an error.
+
+    A device or a pipe is written to. What a link leads to is replaced, and keeps its mode. Raises OSError, also where
+    the file that is there must not be written to.
+    """
+    mode = mode_of(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(path, "wb") as stream:
+            yield stream
+        return
+    if mode is not None:
+        open(path, "r+b").close()  # a read-only file stays, though its folder would let another one take its name
+    target = os.path.realpath(path)
+    remove_left_behind(target)
+    temporary, file = open_temporary(target, 0o666 if mode is None else 0o600)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if mode is not None:
+                os.chmod(temporary, stat.S_IMODE(mode))
+            os.fsync(file.fileno())
+            if os.name == "nt":  # Windows renames no open file
+                file.close()
+            os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    sync_folder(os.path.dirname(target))
+
+
+def mode_of(path: str | os.PathLike[str]) -> int | None:
+    """The mode of what is there, behind links, or None."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def temporary_prefix(target: str) -> str:
+    """What the names of the target's temporary files begin with: at most 50 of its characters, 200 of 255 bytes."""
+    return f".{os.path.basename(target)[:50]}.unfinished-"
+
+
+def open_temporary(target: str, permissions: int) -> tuple[str, Any]:
+    """A new file beside the target, and its path. It is locked until it is closed, or its process ends."""
+    while True:
+        path = os.path.join(os.path.dirname(target), temporary_prefix(target) + secrets.token_hex(8))
+        try:
+            file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "wb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, target) from error  # the name that the user knows
+        with contextlib.suppress(OSError):  # not every file system has locks; there nothing is removed either
+            lock(file, wait=True)
+        if os.path.exists(path):
+            return path, file
+        file.close()  # another writer took it for left behind, before it was locked
+
+
+def remove_left_behind(target: str) -> None:
+    """Temporary files of the target whose process was killed. Those that are written to are locked, and stay."""
+    folder, prefix = os.path.dirname(target), temporary_prefix(target)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}", name):
+                with contextlib.suppress(OSError), open(os.path.join(folder, name), "r+b") as file:
+                    lock(file, wait=False)
+                    os.unlink(file.name)
+
+
+def lock(file: Any, wait: bool) -> None:
+    """Lock a file against other processes and threads. Raises OSError where it is locked, or cannot be."""
+    if os.name == "nt":
+        raise OSError("no lock that ends with the process and lets others read")
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def sync_folder(folder: str) -> None:
+    """Make a new name in the folder survive a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
