@@ -31,7 +31,7 @@ def slice_ranges(type_: TensorType, index: Any) -> tuple[list[tuple[int, int, in
         size, axis = type_.shape[len(ranges)], len(ranges)
         if isinstance(item, slice):
             kept = range(size)[item]
-            ranges.append((kept.start if len(kept) else 0, len(kept), kept.step))
+            ranges.append((kept.start if len(kept) else 0, len(kept), kept.step if len(kept) > 1 else 1))
             shape.append(len(kept))
             continue
         if isinstance(item, bool) or not isinstance(item, int | np.integer) or not -size <= item < size:

@@ -29,7 +29,7 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "unsigned neg": (lambda g, x: -g.input("u", (3,), "u32"), "neg: expected f32 or i32, got u32"),
     "fraction as integer": (
         lambda g, x: g.input("i", (3,), "i32") * 0.5,
-        "constant .*: expected integers in the range of i32",
+        r"operand .*: expected integers, as the tensor beside it is i32\[3\], got 0.5 of f32",
     ),
     "integer too large": (
         lambda g, x: g.input("u", (3,), "u32") + 2**32,
@@ -52,8 +52,8 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
         lambda g, x: g.input("y", (3, -1)),
         r"input 'y' .*: expected a shape of integers >= 0, got \(3, -1\)",
     ),
-    "float size": (lambda g, x: g.input("y", (3.0,)), "expected a shape of integers"),  # type: ignore[arg-type]
-    "int as shape": (lambda g, x: g.input("y", 3), "expected a shape of integers"),  # type: ignore[arg-type]
+    "float size": (lambda g, x: g.input("y", (3.0,)), r"input: expected a sequence, each an integer, as shape, got \(3.0,\)"),  # type: ignore[arg-type]
+    "int as shape": (lambda g, x: g.input("y", 3), "input: expected a sequence of integers as shape, got 3"),  # type: ignore[arg-type]
     "dtype": (lambda g, x: g.input("y", (3,), "f64"), "expected a dtype among f32, i32, u32, got 'f64'"),
     "init": (lambda g, x: g.parameter("p", (3,), init="xavier"), "expected init"),
     "foreign": (lambda g, x: x + OTHER, "expected a tensor of this graph, got one of another graph"),
@@ -78,24 +78,36 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "expand": (lambda g, x: g.expand(x, (3, 3)), "expand: expected shapes that broadcast"),
     "assign to no state": (lambda g, x: g.assign(x, x), "assign .*: expected a state, got the input"),
     "assign shape": (lambda g, x: g.assign(g.state("s", (3,)), x), "assign: expected f32"),
-    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "expected a step from 0 to 4294967295"),  # type: ignore[arg-type]
+    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "advance: expected an integer as n, got 1.5"),  # type: ignore[arg-type]
     "truth": (lambda g, x: bool(x), "no truth value"),
-    "step over u32": (lambda g, x: g.advance(g.state("p", (), "u32"), 2**40, 3), "expected a step from 0 to"),
-    "limit over u32": (lambda g, x: g.advance(g.state("p", (), "u32"), 1, 2**40), "expected a limit from 0 to"),
+    "step over u32": (
+        lambda g, x: g.advance(g.state("p", (), "u32"), 2**40, 3),
+        "expected an integer from -2147483648 to 4294967295 as n",
+    ),
+    "limit over u32": (
+        lambda g, x: g.advance(g.state("p", (), "u32"), 1, 2**40),
+        "expected an integer from -2147483648 to 4294967295 as limit",
+    ),
     "init not finite": (lambda g, x: g.parameter("p", (3,), init=("uniform", float("inf"))), "expected init"),
     "init of text": (lambda g, x: g.parameter("p", (3,), init=("normal", "x")), "expected init"),  # type: ignore[arg-type]
-    "attribute not finite": (lambda g, x: g.leaky_relu(x, float("inf")), "leaky_relu: expected a finite alpha"),
-    "attribute over f32": (lambda g, x: g.elu(x, 1e39), "elu: expected a finite alpha"),
+    "attribute not finite": (
+        lambda g, x: g.leaky_relu(x, float("inf")),
+        "leaky_relu: expected a finite number that f32 holds as alpha, got inf",
+    ),
+    "attribute over f32": (
+        lambda g, x: g.elu(x, 1e39),
+        r"elu: expected a finite number that f32 holds as alpha, got 1e\+39",
+    ),
     "tensor too large": (lambda g, x: g.input("y", (1 << 30,)), "input .*: expected a tensor of at most"),
     "product too large": (lambda g, x: g.expand(x[:, :1], (2, 1 << 30)), "expand .*: expected a tensor of at most"),
-    "shape None": (lambda g, x: g.input("y", None), "expected a shape of integers"),  # type: ignore[arg-type]
+    "shape None": (lambda g, x: g.input("y", None), "expected a sequence of integers as shape, got None"),  # type: ignore[arg-type]
     "ragged constant": (lambda g, x: g.constant([[1, 2], [3]]), "constant: "),
     "step 0": (lambda g, x: x[::0], "slice: "),
     "fractional slice": (lambda g, x: x[1.5:2], "slice: "),
     "int as new shape": (lambda g, x: g.reshape(x, 6), "reshape: expected a sequence of integers"),  # type: ignore[arg-type]
-    "fractional new shape": (lambda g, x: g.reshape(x, (2.7, 3.1)), "reshape: expected a sequence of integers"),  # type: ignore[arg-type]
-    "bool as axis": (lambda g, x: g.softmax(x, True), "axis: expected one of"),
-    "number as tensor": (lambda g, x: g.softmax(3.0), "softmax: "),  # type: ignore[arg-type]
+    "fractional new shape": (lambda g, x: g.reshape(x, (2.7, 3.1)), "reshape: expected a sequence, each an integer, as shape"),  # type: ignore[arg-type]
+    "bool as axis": (lambda g, x: g.softmax(x, True), "softmax: expected an integer as axis, got True"),
+    "number as tensor": (lambda g, x: g.softmax(3.0), "axis: expected one of"),  # type: ignore[arg-type]
     "list as bias": (lambda g, x: g.bias_add(x, [1, 2, 3]), "bias_add: "),  # type: ignore[arg-type]
     "output not printable": (lambda g, x: g.set_outputs({"a\0b": x}), "expected printable text"),
     "input not NFKC": (lambda g, x: g.input("\ufb01", (3,)), "expected a Python identifier"),
