@@ -86,6 +86,8 @@ def pairs(value: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def integer_or_integers(value: Any) -> int | tuple[int, ...]:
+    if isinstance(value, str):
+        raise Unfit("an integer or a sequence of integers")
     return integers(value) if isinstance(value, Sequence) or np.ndim(value) else integer(value)
 
 
@@ -134,7 +136,8 @@ def indices(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
 def labels(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
     if isinstance(value, Tensor) or _kind(value) != "i":
         return tensor(graph, value, None)
-    return graph.constant(np.where(np.asarray(value) < 0, np.asarray(value) + 2**32, value), "u32")
+    signed = np.asarray(value, np.int64)
+    return graph.constant(np.where(signed < 0, signed + 2**32, signed), "u32")
 
 
 def _kind(value: Any) -> str:
@@ -159,7 +162,8 @@ def converter(method: Callable[..., Any]) -> Callable[..., tuple[tuple[Any, ...]
             taken = ", ".join(list(signature.parameters)[1:])
             raise GraphError(f"{method.__name__}: {error}; its arguments are {taken}") from None
         given = {name: value for name, value in call.arguments.items() if name in kinds}
-        like = next((v for name, v in given.items() if Tensor in kinds[name] and isinstance(v, Tensor)), None)
+        beside = [v for name, v in given.items() if Tensor in kinds[name] and float not in kinds[name]]
+        like = next((value for value in beside if isinstance(value, Tensor)), None)
         for name, value in given.items():
             try:
                 call.arguments[name] = converted(graph, kinds[name], value, like)

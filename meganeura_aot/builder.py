@@ -108,7 +108,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         storage = dtype if dtype == "f16" else ""
         type_ = self._type(f"state {name!r}", shape, "f32" if storage else dtype)
         self._check_stored(f"state {name!r}", init, dtype)
-        return self._leaf(State(name, type_, storage, init))
+        return self._leaf(State(name, type_, storage, float(init)))
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""

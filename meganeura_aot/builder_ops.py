@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from .arguments import Axes
 from .builder_pointwise import PointwiseOperators
@@ -86,7 +85,7 @@ class Operators(PointwiseOperators):
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """The same elements under another shape; one size may be -1"""
         sizes = tuple(shape)
-        known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
+        known = math.prod(size for size in sizes if size != -1)
         if (
             sizes.count(-1) > 1
             or any(size < -1 for size in sizes)

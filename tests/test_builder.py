@@ -111,6 +111,68 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "list as bias": (lambda g, x: g.bias_add(x, [1, 2, 3]), "bias_add: "),  # type: ignore[arg-type]
     "output not printable": (lambda g, x: g.set_outputs({"a\0b": x}), "expected printable text"),
     "input not NFKC": (lambda g, x: g.input("\ufb01", (3,)), "expected a Python identifier"),
+    "argument of another method": (
+        lambda g, x: g.avg_pool(g.input("image", (1, 1, 4, 4)), 2, dilation=2),  # type: ignore[call-arg]
+        "^avg_pool: got an unexpected keyword argument 'dilation'; its arguments are x, kernel, stride, padding, ceil_mode",
+    ),
+    "scaling of a configuration": (
+        lambda g, x: g.rope(x, head_dim=2, scaling={"rope_type": "llama3"}),  # type: ignore[arg-type]
+        r"rope: expected one of rope_scaling \(Linear, Llama3, Yarn, ...\).* as scaling, got {'rope_type': 'llama3'}",
+    ),
+    "reflect": (
+        lambda g, x: g.pad(x, [(0, 0), (1, 3)], mode="reflect"),
+        r"pad: axis 1 of f32\[2, 3\]: expected widths from 0 to 2 for mode reflect, got \(1, 3\)",
+    ),
+    "edge": (
+        lambda g, x: g.pad(x, [(-1, 0), (0, 0)], mode="edge"),
+        r"pad: axis 0 of f32\[2, 3\]: expected widths from 0 to 2147483647 for mode edge, got \(-1, 0\)",
+    ),
+    "cut too much": (
+        lambda g, x: g.pad(x, [(-1, -2), (0, 0)]),
+        r"pad: axis 0 of f32\[2, 3\]: expected widths that cut off at most 2 elements, got \(-1, -2\)",
+    ),
+    "where": (
+        lambda g, x: g.where(x, 1.0, g.constant(np.array([True, False, True]))),
+        r"expected integers, as the tensor beside it is i32\[3\], got 1.0 of f32: cast one",
+    ),
+    "f16 init": (
+        lambda g, x: g.state("s", (3,), "f16", init=1e6),
+        "state 's' .*: expected a number that f16 holds as init",
+    ),
+    "f16 deviation": (
+        lambda g, x: g.parameter("w", (3,), "f16", ("normal", 1e6)),
+        "parameter 'w' .*: expected a number that f16",
+    ),
+    "deviation over f32": (
+        lambda g, x: g.parameter("w", (3,), init=("normal", 1e39)),
+        "expected a number that f32 holds as init",
+    ),
+    "negative u32 init": (
+        lambda g, x: g.state("s", (3,), "u32", init=-1),
+        "expected an integer that u32 holds as init, got -1",
+    ),
+    "number over f32": (lambda g, x: x * 1e39, r"constant .*: expected numbers that f32 holds, got 1e\+39"),
+    "array over f32": (
+        lambda g, x: g.constant(np.array([1.0, -1e39])),
+        r"constant .*: expected numbers that f32 holds, got -1e\+39",
+    ),
+    "statistics over f32": (
+        lambda g, x: g.batch_norm(x, g.state("m", (3,)), g.state("v", (3,)), training=True, momentum=3e38),
+        "running_average: expected a finite .* that f32 holds",
+    ),
+    "positions over i32": (
+        lambda g, x: g.conv(g.input("s", (1, 1, 4)), g.input("k", (1, 1, 1)), stride=2**30, padding=2**30),
+        "conv: expected at most 2147483647 positions on axis 2, padded, got 2147483652",
+    ),
+    "positions of a pool": (
+        lambda g, x: g.max_pool(g.input("s", (1, 1, 4)), 2**31 - 1, padding=2**30, dilation=2),
+        "max_pool: expected at most 2147483647 positions on axis 2, padded, got 2147483652",
+    ),
+    "transposed positions": (
+        lambda g, x: g.conv_transpose(g.input("s", (1, 1, 4)), g.input("k", (1, 1, 1)), stride=2**30, padding=2**30),
+        "conv_transpose: expected at most 2147483647 positions on axis 2",
+    ),
+    "negative expand": (lambda g, x: g.expand(x, (-1, 2, 3)), "expand: "),
     "gelu": (lambda g, x: g.gelu(x, "fast"), "gelu: expected approximate"),
     "bias": (lambda g, x: g.bias_add(x, g.input("b", (2,))), r"bias_add: expected a bias of shape \[3\]"),
     "cast": (lambda g, x: g.cast(x, "f16"), "cast: expected dtype"),

@@ -185,7 +185,7 @@ def test_neighbours_that_stay_are_one_axis() -> None:
         (lambda g, x: g.upsample(x[0, 0]), "expected .N, C"),
         (lambda g, x: g.pad(x, [(1, 1)]), "two widths for each of the axes"),
         (lambda g, x: g.pad(x, [(1, 1), (2, 2)], [0, 0]), "two widths for each of the axes"),
-        (lambda g, x: g.pad(x, [(2, 0)], 2, "reflect"), "axis 2 of .* other widths for mode reflect"),
+        (lambda g, x: g.pad(x, [(2, 0)], 2, "reflect"), "axis 2 of .* expected widths from 0 to 1 for mode reflect"),
         (lambda g, x: g.pad(x, [(-1, 0)], 2, "edge"), "axis 2"),
         (lambda g, x: g.pad(x, [(-1, -2)], 2), "axis 2"),
         (lambda g, x: g.pad(x, [(1, 0)], 2, "wrap"), "expected a mode among"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -81,14 +82,15 @@ class Pool(Op, register=False):
 
     def taps(self, x: Array, fill: float) -> list[Array]:
         """What every window has at each tap; `fill` outside of x."""
-        axes = range(len(self.kernel))
-        far = [max(*self.padding, k * d) + s for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
-        padded = np.pad(x, [(0, 0), (0, 0), *((n, n) for n in far)], constant_values=fill)
-        grids = [self.coordinates(axis, self.windows(axis, x.shape[2 + axis])) + far[axis] for axis in axes]
+        grids = [self.coordinates(axis, self.windows(axis, size)) for axis, size in enumerate(x.shape[2:])]
         found = []
         for tap in itertools.product(*map(range, self.kernel)):
-            at: list[Any] = list(np.ix_(*(grids[axis][:, t] for axis, t in enumerate(tap))))
-            found.append(padded[:, :, *at])
+            at = [grid[:, t] for grid, t in zip(grids, tap, strict=True)]
+            inside = [(places >= 0) & (places < size) for places, size in zip(at, x.shape[2:], strict=True)]
+            near: list[Any] = [np.clip(places, 0, size - 1) for places, size in zip(at, x.shape[2:], strict=True)]
+            values = x[(slice(None), slice(None), *np.ix_(*near))]
+            met = functools.reduce(np.logical_and.outer, inside)
+            found.append(np.where(met, values, fill))
         return found
 
     def overrides(self, x: tuple[int, ...], out: tuple[int, ...], divisor: str) -> dict[str, int]:
