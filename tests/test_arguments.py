@@ -13,10 +13,11 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from meganeura_aot import Graph, GraphError, Tensor, compile_graph
+from meganeura_aot import Graph, GraphError, Tensor, Training, compile_graph
 from meganeura_aot.arguments import Indices, Labels
 from meganeura_aot.op import LARGEST_F32
 from meganeura_aot.ops.leaf import Input, Parameter, State
+from meganeura_aot.training import DEFAULTS
 from tests import harness
 from tests.builder_calls import CALLS, Array, StateOf, call, methods, signature, tensors_of
 
@@ -179,6 +180,17 @@ def test_hostile_numbers(name: str) -> None:
             elif (made := result.build().text()) not in seen:
                 seen.add(made)
                 compiles_and_agrees(name, result)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_hostile_numbers_of_training(kind: str, hostile: Any) -> None:
+    for name in (*DEFAULTS[kind], "clip_norm", "lr_mult.w"):
+        try:
+            held = Training(kind, **{name: (0.5, hostile) if name == "betas" else hostile}).numbers[name]
+        except GraphError:
+            continue
+        assert np.isfinite(np.asarray(held, np.float32)).all(), (name, hostile)
 
 
 def attempt(name: str, place: Place, hostile: Any) -> Graph | GraphError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, GraphError, Tensor, compile_graph
+from meganeura_aot.ops.pool import MaxPool
 from meganeura_aot.ops.resample import Pad, Upsample
 from tests import harness
 
@@ -197,3 +199,14 @@ def test_impossible_geometry(build: Callable[..., Tensor], message: str) -> None
     x = g.input("x", (1, 4, 2, 5))
     with pytest.raises(GraphError, match=message):
         build(g, x)
+
+
+def test_whether_all_windows_meet_the_input() -> None:
+    """Told without a table of windows and taps, which would fill the memory where numbers are large."""
+    for kernel, stride, step, before, after, size in itertools.product(
+        (1, 2, 3), (1, 2, 3), (1, 2, 5), *[range(5)] * 2, (1, 2, 4)
+    ):
+        pool = MaxPool((kernel,), (stride,), (before, after), (step,))
+        if before + size + after > (kernel - 1) * step:
+            count = pool.windows(0, size)
+            assert pool.all_meet(0, size, count) == pool.inside(0, size, count).any(axis=1).all(), pool
