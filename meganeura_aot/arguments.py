@@ -6,9 +6,11 @@ the body of the method gets that and nothing else.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -150,50 +152,61 @@ TENSORS: Mapping[Any, Callable[..., Tensor]] = {Tensor: tensor, Indices: indices
 # the arguments of a call
 
 
-def converter(method: Callable[..., Any]) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A function from the arguments of a call, the graph first, to those that the body of `method` is written for."""
-    signature = inspect.signature(method)
-    kinds = {name: _alternatives(hint) for name, hint in get_type_hints(method, include_extras=True).items()}
+@dataclass(frozen=True)
+class Taken:
+    """What a parameter takes, by its annotation. What nothing converts stays as it is: the method checks that itself."""
 
-    def convert(graph: Graph, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    none: bool
+    text: bool
+    convert: Callable[[Any], Any] | None
+    tensor: Callable[..., Tensor] | None
+
+    @staticmethod
+    def by(hint: Any) -> Taken:
+        kinds = frozenset(get_args(hint)) if get_origin(hint) in (Union, UnionType) else frozenset({hint})
+        convert = CONVERTERS.get(kinds - {NoneType, str, *TENSORS})
+        # an operand gets the dtype of the others: `Graph.apply` lifts it
+        of_tensor = None if float in kinds else next((TENSORS[kind] for kind in kinds if kind in TENSORS), None)
+        return Taken(NoneType in kinds, str in kinds, convert, of_tensor)
+
+    def take(self, graph: Graph, value: Any, like: Tensor | None) -> Any:
+        if (value is None and self.none) or (self.text and isinstance(value, str)):
+            return value
+        if self.convert and not (self.tensor and (isinstance(value, Tensor) or np.ndim(value))):
+            return self.convert(value)
+        if self.tensor is None:
+            return value
+        if not isinstance(value, (Tensor, *NUMBERS)):
+            raise Unfit("a tensor of this graph, or numbers,")
+        return self.tensor(graph, value, like)
+
+
+@functools.cache
+def declared(method: Callable[..., Any]) -> tuple[inspect.Signature, Mapping[str, Taken]]:
+    """The signature of a method, and what is converted of its parameters."""
+    hints = get_type_hints(method, include_extras=True)
+    taken = {name: Taken.by(hint) for name, hint in hints.items() if name != "return"}
+    return inspect.signature(method), {name: kind for name, kind in taken.items() if kind.convert or kind.tensor}
+
+
+def converted(method: Callable[..., Any], graph: Graph, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+    """The arguments of a call, the graph first, as those that the body of `method` is written for."""
+    signature, taken = declared(method)
+    try:
+        call = signature.bind(graph, *args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(list(signature.parameters)[1:])
+        raise GraphError(f"{method.__name__}: {error}; its arguments are {names}") from None
+    given = {name: value for name, value in call.arguments.items() if name in taken}
+    beside = (value for name, value in given.items() if taken[name].tensor is tensor)
+    like = next((value for value in beside if isinstance(value, Tensor)), None)
+    for name, value in given.items():
         try:
-            call = signature.bind(graph, *args, **kwargs)
-        except TypeError as error:
-            taken = ", ".join(list(signature.parameters)[1:])
-            raise GraphError(f"{method.__name__}: {error}; its arguments are {taken}") from None
-        given = {name: value for name, value in call.arguments.items() if name in kinds}
-        beside = [v for name, v in given.items() if Tensor in kinds[name] and float not in kinds[name]]
-        like = next((value for value in beside if isinstance(value, Tensor)), None)
-        for name, value in given.items():
-            try:
-                call.arguments[name] = converted(graph, kinds[name], value, like)
-            except Unfit as unfit:
-                raise GraphError(f"{method.__name__}: expected {unfit} as {name}, got {shown(value)}") from None
-        return call.args, call.kwargs
-
-    return convert
-
-
-def converted(graph: Graph, kinds: Kinds, value: Any, like: Tensor | None) -> Any:
-    """The value as one of the kinds. What no converter is for stays as it is: the method checks that itself."""
-    if (value is None and NoneType in kinds) or (isinstance(value, str) and str in kinds):
-        return value
-    convert = CONVERTERS.get(kinds - {NoneType, str, *TENSORS})
-    of_tensor = next((TENSORS[kind] for kind in kinds if kind in TENSORS), None)
-    if of_tensor is None:
-        return convert(value) if convert else value
-    if float in kinds:
-        return value  # an operand, whose dtype is that of the others: `apply` lifts it
-    if convert and not isinstance(value, Tensor) and np.ndim(value) == 0:
-        return convert(value)
-    if not isinstance(value, (Tensor, *NUMBERS)):
-        raise Unfit("a tensor of this graph, or numbers,")
-    return of_tensor(graph, value, like)
+            call.arguments[name] = taken[name].take(graph, value, like)
+        except Unfit as unfit:
+            raise GraphError(f"{method.__name__}: expected {unfit} as {name}, got {shown(value)}") from None
+    return call
 
 
 def shown(value: Any) -> str:
     return f"an array {value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
-
-
-def _alternatives(hint: Any) -> Kinds:
-    return frozenset(get_args(hint)) if get_origin(hint) in (Union, UnionType) else frozenset({hint})

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import Word, converter
+from .arguments import Word, converted
 from .builder_attention import AttentionOperators
 from .builder_conv import ImageOperators
 from .builder_gather import GatherOperators
@@ -38,13 +38,11 @@ def located(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, given what its signature names (see arguments.py). Its errors are GraphErrors that name the user's
     line, also where Python itself refuses a value."""
 
-    convert = converter(method)
-
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            args, kwargs = convert(*args, **kwargs)
-            return method(*args, **kwargs)
+            given = converted(method, *args, **kwargs)
+            return method(*given.args, **given.kwargs)
         except (GraphError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
             text = str(error) if isinstance(error, GraphError) else f"{method.__name__}: {error}"
             where = "" if "(built at " in text else f" (built at {user_location()})"

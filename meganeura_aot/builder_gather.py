@@ -24,7 +24,7 @@ from .tensor import Number, Tensor
 
 
 class GatherOperators(Operators):
-    """Indices are u32 of any shape. One out of range reads as 0 and adds nothing."""
+    """Indices are u32 of any shape, or arrays of integers. One out of range reads as 0 and adds nothing."""
 
     def apply_many(self, op: Op, *inputs: Tensor | Number) -> tuple[Tensor, ...]:
         raise NotImplementedError
