@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import Word, converted
 from .builder_attention import AttentionOperators
 from .builder_conv import ImageOperators
 from .builder_gather import GatherOperators
@@ -34,12 +35,14 @@ LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]
 
 
 def located(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, whose errors are GraphErrors that name the user's line, also where Python itself refuses a value."""
+    """The method, given what its signature names (see arguments.py). Its errors are GraphErrors that name the user's
+    line, also where Python itself refuses a value."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            given = converted(method, *args, **kwargs)
+            return method(*given.args, **given.kwargs)
         except (GraphError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
             text = str(error) if isinstance(error, GraphError) else f"{method.__name__}: {error}"
             where = "" if "(built at " in text else f" (built at {user_location()})"
@@ -85,11 +88,12 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         dtype: "f32", "i32", "u32", or "f16" for f32 numbers that are stored as halves and read as f32.
         """
         if not _is_init(init):
-            expected = 'init "zeros", "ones", ("uniform", a) or ("normal", s)'
+            expected = 'init "zeros", "ones", ("uniform", a) or ("normal", s), a and s finite and >= 0'
             raise self._error(f"parameter {name!r}", expected, repr(init))
+        storage = dtype if dtype == "f16" else ""
         if isinstance(init, tuple):
             init = (init[0], float(init[1]))
-        storage = dtype if dtype == "f16" else ""
+            self._check_stored(f"parameter {name!r}", init[1], storage or "f32")
         type_ = self._type(f"parameter {name!r}", shape, "f32" if storage else dtype)
         return self._leaf(Parameter(name, type_, init, trainable, storage))
 
@@ -101,9 +105,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         """
         storage = dtype if dtype == "f16" else ""
         type_ = self._type(f"state {name!r}", shape, "f32" if storage else dtype)
-        whole = type_.dtype.is_integer
-        if not _is_finite(init) or (whole and not (float(init).is_integer() and abs(init) < 2**31)):
-            raise self._error(f"state {name!r}", f"{'an integer' if whole else 'a number'} as init", repr(init))
+        self._check_stored(f"state {name!r}", init, dtype)
         return self._leaf(State(name, type_, storage, float(init)))
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
@@ -119,7 +121,11 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             if data.dtype.kind == "f" or low < limits.min or high > limits.max:
                 raise self._error("constant", f"integers in the range of {chosen}", f"{low} to {high}")
         with np.errstate(over="ignore"):
-            return self._append(Constant.of(data.astype(chosen.numpy), chosen))
+            stored = data.astype(chosen.numpy)
+        lost = np.isfinite(data) & ~np.isfinite(stored)
+        if lost.any():
+            raise self._error("constant", f"numbers that {chosen} holds", str(data[lost][0]))
+        return self._append(Constant.of(stored, chosen))
 
     # states
 
@@ -132,7 +138,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             )
         return self._write(leaf, Assign(), [self.lift(value, like=state)])
 
-    def advance(self, state: Tensor, n: Tensor | int, limit: int) -> Tensor:
+    def advance(self, state: Tensor, n: Tensor | Word, limit: Word) -> Tensor:
         """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
         leaf = self._state_leaf("advance", state)
         label = self._label(leaf)
@@ -140,19 +146,19 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(f"advance of state {label!r}", "dtype u32", str(state.dtype))
         if leaf in self._latest and not any(a.state == label for a in self._advances):
             raise self._error(f"advance of state {label!r}", "a state that `assign` does not write", "an assigned one")
-        if not _is_size(limit) or limit > LARGEST_U32:
+        if limit < 0:
             raise self._error(f"advance of state {label!r}", f"a limit from 0 to {LARGEST_U32}", repr(limit))
         if isinstance(n, Tensor):
             self._check_owner("advance", n)
             op = self._nodes[n.value.node].op
             if not isinstance(op, Input) or n.shape != () or n.dtype is not DType.U32:
                 raise self._error(f"advance of state {label!r}", "a scalar u32 input as the step", str(n))
-            self._advances.append(Advance(label, op.label, int(limit)))
+            self._advances.append(Advance(label, op.label, limit))
             return self._write(leaf, AdvancePosition(), [n])
-        if not _is_size(n) or n > LARGEST_U32:
+        if n < 0:
             raise self._error(f"advance of state {label!r}", f"a step from 0 to {LARGEST_U32}", repr(n))
-        self._advances.append(Advance(label, int(n), int(limit)))
-        return self._write(leaf, AdvancePosition(int(n)), [])
+        self._advances.append(Advance(label, n, limit))
+        return self._write(leaf, AdvancePosition(n), [])
 
     # outputs
 
@@ -196,6 +202,9 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             self._check_owner("operand", x)
             return x
         if isinstance(x, int | float | np.ndarray | np.generic):
+            if like is not None and like.dtype.is_integer and np.asarray(x).dtype.kind == "f":
+                got = f"{x} of f32" if np.ndim(x) == 0 else f"f32{list(np.shape(x))}"
+                raise self._error("operand", f"integers, as the tensor beside it is {like.type}", f"{got}: cast one")
             return self.constant(x, None if like is None else like.dtype)
         raise self._error("operand", "a tensor of this graph, or numbers", f"{type(x).__name__}")
 
@@ -265,14 +274,26 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(subject, "a tensor of this graph", "one of another graph")
 
     def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
-        if not isinstance(shape, Sequence) or not all(_is_size(size) for size in shape):
+        if any(size < 0 for size in shape):
             raise self._error(subject, "a shape of integers >= 0", repr(shape))
-        return TensorType(tuple(int(size) for size in shape), self._dtype(subject, dtype))
+        return TensorType(tuple(shape), self._dtype(subject, dtype))
 
     def _dtype(self, subject: str, dtype: str) -> DType:
         if dtype not in list(DType):
             raise self._error(subject, f"a dtype among {', '.join(DType)}", repr(dtype))
         return DType(dtype)
+
+    def _check_stored(self, subject: str, init: float, dtype: str) -> None:
+        """Raise GraphError where the memory of a leaf does not hold the number that it starts with."""
+        if dtype in ("i32", "u32"):
+            limits = np.iinfo(DType(dtype).numpy)
+            if not (float(init).is_integer() and limits.min <= init <= limits.max):
+                raise self._error(subject, f"an integer that {dtype} holds as init", repr(init))
+            return
+        with np.errstate(over="ignore"):
+            held = np.isfinite(np.float16(init) if dtype == "f16" else np.float32(init))
+        if not held:
+            raise self._error(subject, f"a number that {dtype} holds as init", repr(init))
 
     def _error(self, subject: str, expected: str, got: str) -> GraphError:
         return GraphError(f"{subject} (built at {user_location()}): expected {expected}, got {got}")
@@ -304,10 +325,6 @@ def _is_init(init: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return number and math.isfinite(value)
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) >= 0
 
 
 def user_location() -> str:

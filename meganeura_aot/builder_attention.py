@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from .arguments import Indices
 from .builder_ops import Operators
 from .errors import GraphError
-from .graph import DType, Value
+from .graph import DType, Node, Value
 from .op import Op
 from .ops.attention import Attention, Causal, Full, Mask, Window
 from .ops.cache import CacheWrite
+from .ops.pointwise import Pointwise
 from .tensor import Tensor
 
 FULL = Full()
+MOVES = {"reshape", "permute", "slice", "concat", "expand", "stop_gradient"}
+KEEPS_CONDITIONS = MOVES | {"cast", "mul", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"}
 
 
 class AttentionOperators(Operators):
@@ -20,9 +24,11 @@ class AttentionOperators(Operators):
 
     kv_heads None: as many as heads; otherwise each serves heads / kv_heads of q. head_dim is read off q, and checked
     where it is given. Options of all: attn_mask is added to the scores; it broadcasts to [B, heads, S, T], and -1e9 or
-    less, -inf included, hides a key. scale None: 1 / sqrt(head_dim). soft_cap c: scores become c * tanh(score / c),
+    less, -inf included, hides a key: of a condition that is true for what is seen, where(condition, 0, -inf). scale None: 1 / sqrt(head_dim). soft_cap c: scores become c * tanh(score / c),
     before attn_mask. A query that sees no key gives 0; a hidden key has no influence, even when it is NaN.
     """
+
+    _nodes: list[Node]
 
     def _state_leaf(self, action: str, tensor: Tensor) -> Value:
         raise NotImplementedError
@@ -141,7 +147,7 @@ class AttentionOperators(Operators):
 
     # caches: write, attend, then advance the position
 
-    def cache_write(self, cache: Tensor, rows: Tensor, position: Tensor, ring: bool = False) -> Tensor:
+    def cache_write(self, cache: Tensor, rows: Tensor, position: Indices, ring: bool = False) -> Tensor:
         """Write rows [B, n, D] into the state `cache` [B, size, D] from row `position` on; u32, one or one a batch item.
 
         Every later use of the cache's handle sees them. Rows past the end are dropped, so let
@@ -150,14 +156,14 @@ class AttentionOperators(Operators):
         """
         leaf = self._state_leaf("cache_write", cache)
         op = CacheWrite(ring, self._storage(leaf) == "f16")
-        return self._write(leaf, op, [self.lift(rows), self.lift(position)])
+        return self._write(leaf, op, [rows, position])
 
     def cached_attention(
         self,
         q: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        position: Tensor,
+        position: Indices,
         heads: int,
         kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -173,9 +179,8 @@ class AttentionOperators(Operators):
         position: where `cache_write` put the row of the first query, before `advance`. ring: as in `cache_write`; the
         caches need window + S - 1 rows or more.
         """
-        if not isinstance(position, Tensor) or position.dtype is not DType.U32:
-            got = position.type if isinstance(position, Tensor) else repr(position)
-            raise GraphError(f"cached_attention: expected a position of dtype u32, got {got}")
+        if position.dtype is not DType.U32:
+            raise GraphError(f"cached_attention: expected a position of dtype u32, got {position.type}")
         mask = Causal() if window is None else Window(window)
         op = Attention(heads, heads if kv_heads is None else kv_heads, mask, scale, soft_cap, ring)
         return self._attend(op, head_dim, q, k_cache, v_cache, attn_mask, position)
@@ -192,8 +197,25 @@ class AttentionOperators(Operators):
     ) -> Tensor:
         if not isinstance(op.mask, Full | Causal | Window):
             raise GraphError(f"attention: expected Full(), Causal() or Window(n) as the mask, got {op.mask!r}")
-        if attn_mask is not None and isinstance(attn_mask, Tensor) and attn_mask.dtype is not DType.F32:
-            raise GraphError(f"attention: expected an additive mask of f32, got {attn_mask.type}")
+        if attn_mask is not None and (attn_mask.dtype is not DType.F32 or self._is_condition(attn_mask.value)):
+            got = f"{attn_mask.type} of {self._nodes[attn_mask.value.node].op.name}"
+            raise GraphError(
+                f"attention: expected attn_mask as f32 that is added to the scores, got {got}; where it is true for the "
+                f"keys that are seen, give where(attn_mask, 0, -inf)"
+            )
         if head_dim is not None and q.type.size and q.shape[-1] != op.heads * head_dim:
             raise GraphError(f"attention: expected {op.heads} heads of {head_dim} in the last axis of q, got {q.type}")
         return self.apply(op, q, k, v, *(x for x in (attn_mask, position) if x is not None))
+
+    def _is_condition(self, value: Value) -> bool:
+        """Whether it is 0 or 1 by its making: comparisons, what combines them, and the same elements in other places."""
+        pending, known = [value], {value}
+        while pending:
+            node = self._nodes[pending.pop().node]
+            if isinstance(node.op, Pointwise) and node.op.rule == "compare":
+                continue
+            if node.op.name not in KEEPS_CONDITIONS:
+                return False
+            pending += set(node.inputs) - known
+            known.update(node.inputs)
+        return True

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 
-import numpy as np
-
-from .builder_ops import Axes, Operators
+from .arguments import Axes, Sizes
+from .builder_ops import Operators
 from .errors import GraphError
 from .ops.conv import Conv, ConvTranspose
 from .ops.pool import AvgPool, MaxPool
 from .ops.resample import Pad, Upsample
 from .tensor import Number, Tensor
-
-Sizes = int | Sequence[int]
 
 
 class ImageOperators(Operators):
@@ -57,8 +53,6 @@ class ImageOperators(Operators):
         strides = sizes_of("conv_transpose stride", stride, axes)
         steps = sizes_of("conv_transpose dilation", dilation, axes)
         added = sizes_of("conv_transpose output_padding", output_padding, axes)
-        if isinstance(padding, str):
-            raise GraphError(f"conv_transpose: expected numbers as padding, got {padding!r}")
         around = padding_of("conv_transpose", padding, x.shape[2:], w.shape[2:], strides, steps)
         return self._biased(self.apply(ConvTranspose(strides, around, added, steps, groups), x, w), bias)
 
@@ -122,13 +116,11 @@ class ImageOperators(Operators):
         Negative widths cut off, with "constant".
         """
         chosen = (
-            range(x.rank)
-            if axes is None
-            else [self._axis(x, a) for a in ([axes] if isinstance(axes, int | np.integer) else axes)]
+            range(x.rank) if axes is None else [self._axis(x, a) for a in ([axes] if isinstance(axes, int) else axes)]
         )
         if mode != "constant" and (isinstance(value, Tensor) or value != 0):
             raise GraphError(f"pad: expected a value with mode constant alone, got {value} and mode {mode!r}")
-        table = {axis: (index(front), index(behind)) for axis, (front, behind) in zip(chosen, widths, strict=False)}
+        table = dict(zip(chosen, widths, strict=False))
         if not len(widths) == len(chosen) == len(table):
             raise GraphError(f"pad: expected two widths for each of the axes {list(chosen)}, got {list(widths)}")
         front, behind = (tuple(table.get(axis, (0, 0))[side] for axis in range(x.rank)) for side in (0, 1))
@@ -157,10 +149,10 @@ def spatial_axes(name: str, x: Tensor, w: Tensor) -> int:
 
 def sizes_of(subject: str, value: Sizes, count: int) -> tuple[int, ...]:
     """One number an axis."""
-    values = tuple(value) if isinstance(value, Sequence) else (value,) * count
-    if len(values) != count or not all(isinstance(n, int | np.integer) for n in values):
+    values = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(values) != count:
         raise GraphError(f"{subject}: expected one integer or {count}, got {value!r}")
-    return tuple(map(int, values))
+    return values
 
 
 def pooling(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import Indices, Word
 from .builder_ops import Operators
 from .errors import GraphError
 from .graph import TensorType, Value
@@ -23,7 +24,7 @@ from .tensor import Number, Tensor
 
 
 class GatherOperators(Operators):
-    """Indices are u32 of any shape. One out of range reads as 0 and adds nothing."""
+    """Indices are u32 of any shape, or arrays of integers. One out of range reads as 0 and adds nothing."""
 
     def apply_many(self, op: Op, *inputs: Tensor | Number) -> tuple[Tensor, ...]:
         raise NotImplementedError
@@ -42,26 +43,26 @@ class GatherOperators(Operators):
 
     # gather and scatter
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, ids: Indices, table: Tensor) -> Tensor:
         """The rows of table [V, H] that ids name: [..., H]; zeros for an id >= V"""
         return self.apply(Embedding(), ids, table)
 
-    def gather(self, x: Tensor, ids: Tensor, axis: int = 0) -> Tensor:
+    def gather(self, x: Tensor, ids: Indices, axis: int = 0) -> Tensor:
         """ONNX Gather: x at ids along `axis`, which the axes of ids replace; 0 for an id out of range"""
         return self.apply(Gather(self._axis(x, axis)), x, ids)
 
-    def gather_elements(self, x: Tensor, ids: Tensor, axis: int = 0) -> Tensor:
+    def gather_elements(self, x: Tensor, ids: Indices, axis: int = 0) -> Tensor:
         """ONNX GatherElements, torch.gather: every element of ids picks one along `axis`; 0 for an id out of range"""
         return self.apply(GatherElements(self._axis(x, axis)), x, ids)
 
-    def scatter_add(self, ids: Tensor, src: Tensor, rows: int) -> Tensor:
+    def scatter_add(self, ids: Indices, src: Tensor, rows: int) -> Tensor:
         """out[v] = the sum of src[s] over ids[s] = v, in ascending order of s: ids [...], src [..., H] to [rows, H]"""
         if src.rank != ids.rank + 1 or src.shape[:-1] != ids.shape:
             raise GraphError(f"scatter_add: expected ids [...] and src [..., H], got {ids.type} and {src.type}")
         count = math.prod(ids.shape)
         return self.apply(ScatterAdd(rows), self.reshape(ids, (count,)), self.reshape(src, (count, src.shape[-1])))
 
-    def one_hot(self, ids: Tensor, depth: int) -> Tensor:
+    def one_hot(self, ids: Indices, depth: int) -> Tensor:
         """f32 [..., depth] with 1 at ids; zeros for an id >= depth"""
         return self.apply(OneHot(depth), ids)
 
@@ -105,7 +106,7 @@ class GatherOperators(Operators):
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """x; in a training step each element is 0 with probability p, else x / (1 - p), anew at every step"""
-        return self.apply(Dropout(float(p)), x) if p else self.lift(x)
+        return self.apply(Dropout(p), x) if p else self.lift(x)
 
     # positions
 
@@ -117,7 +118,7 @@ class GatherOperators(Operators):
         base: float = 10000.0,
         rotary_dim: int | None = None,
         interleaved: bool = False,
-        offset: int | Tensor = 0,
+        offset: Word | Indices = 0,
         scaling: Scaling | None = None,
     ) -> Tensor:
         """Rotary position embedding of x [B, S, heads * head_dim] or [S, heads * head_dim], from position `offset` on
@@ -129,17 +130,21 @@ class GatherOperators(Operators):
         dim = head_dim if rotary_dim is None else rotary_dim
         if not (2 <= dim <= head_dim) or dim % 2 or base <= 0:
             raise GraphError(f"rope: expected an even rotary_dim in 2..{head_dim} and base > 0, got {dim} and {base}")
-        key = (base, dim, scaling)
+        stretched = Plain() if scaling is None else scaling
+        if not isinstance(stretched, Scaling):
+            expected = "one of rope_scaling (Linear, Llama3, Yarn, ...), or an object with `frequencies` and `gain`,"
+            raise GraphError(f"rope: expected {expected} as scaling, got {scaling!r}")
+        frequencies = np.asarray(stretched.frequencies(base, dim), np.float64)
+        if frequencies.shape != (dim // 2,) or not np.isfinite(frequencies).all():
+            raise GraphError(f"rope: expected {dim // 2} finite frequencies, got {frequencies}")
+        turns = turns_per_position(frequencies)
+        key = turns.tobytes()
         if key not in self._rope_tables:
-            frequencies = (scaling or Plain()).frequencies(base, dim)
-            if frequencies.shape != (dim // 2,) or not np.isfinite(frequencies).all():
-                raise GraphError(f"rope: expected {dim // 2} finite frequencies, got {frequencies}")
-            self._rope_tables[key] = self.constant(turns_per_position(frequencies))
+            self._rope_tables[key] = self.constant(turns)
         start, more = (0, [offset]) if isinstance(offset, Tensor) else (offset, [])
-        op = Rope(head_dim, interleaved, start, scaling.gain if scaling else 1.0)
-        return self.apply(op, x, self._rope_tables[key], *more)
+        return self.apply(Rope(head_dim, interleaved, start, stretched.gain), x, self._rope_tables[key], *more)
 
     @cached_property
-    def _rope_tables(self) -> dict[tuple[float, int, Scaling | None], Tensor]:
-        """The tables of this graph: layers share them."""
+    def _rope_tables(self) -> dict[bytes, Tensor]:
+        """The tables of this graph by their numbers: layers share them."""
         return {}

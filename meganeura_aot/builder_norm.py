@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .arguments import Labels, Word
 from .builder_ops import Operators
 from .errors import GraphError
 from .graph import DType
@@ -25,7 +26,7 @@ class NormOperators(Operators):
 
     def rms_norm(self, x: Tensor, w: Tensor | None = None, eps: float = 1e-5) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * w over the last axis"""
-        return self.apply(RmsNorm(float(eps)), *(t for t in (x, w) if t is not None))
+        return self.apply(RmsNorm(eps), *(t for t in (x, w) if t is not None))
 
     def layer_norm(self, x: Tensor, w: Tensor | None = None, b: Tensor | None = None, eps: float = 1e-5) -> Tensor:
         """(x - mean) / sqrt(variance + eps) * w + b over the last axis"""
@@ -33,7 +34,7 @@ class NormOperators(Operators):
             if b.shape != x.shape[-1:]:
                 raise GraphError(f"layer_norm: expected a bias of {list(x.shape[-1:])}, got {b.type}")
             return self.add(self.layer_norm(x, eps=eps), b)
-        return self.apply(LayerNorm(float(eps)), *(t for t in (x, w, b) if t is not None))
+        return self.apply(LayerNorm(eps), *(t for t in (x, w, b) if t is not None))
 
     def group_norm(
         self,
@@ -47,7 +48,7 @@ class NormOperators(Operators):
         """layer_norm over every image and group of channels of x [N, C, ...], w and b of [C]; activation: "" or "silu" """
         if (w is None) != (b is None):
             raise GraphError(f"group_norm: expected both w and b or neither, got {'b' if w is None else 'w'} alone")
-        return self.apply(GroupNorm(num_groups, float(eps), activation), *(t for t in (x, w, b) if t is not None))
+        return self.apply(GroupNorm(num_groups, eps, activation), *(t for t in (x, w, b) if t is not None))
 
     def batch_norm(
         self,
@@ -74,11 +75,11 @@ class NormOperators(Operators):
                 raise GraphError(f"batch_norm: expected statistics and weights of {list(channels)}, got {tensor.type}")
         spread = (*channels, *(1,) * (x.rank - 2))
         if training:
-            return self._batch_norm_training(x, (mean, variance), (w, b), float(eps), float(momentum))
+            return self._batch_norm_training(x, (mean, variance), (w, b), eps, momentum)
         mean, variance = self.reshape(mean, spread), self.reshape(variance, spread)
         scale = 1.0 if w is None else self.reshape(w, spread)
         shift = 0.0 if b is None else self.reshape(b, spread)
-        return self.apply(BatchNorm(float(eps)), x, mean, variance, scale, shift)
+        return self.apply(BatchNorm(eps), x, mean, variance, scale, shift)
 
     def _batch_norm_training(
         self,
@@ -99,7 +100,7 @@ class NormOperators(Operators):
     # losses: f32 scalars
 
     def cross_entropy_loss(
-        self, logits: Tensor, labels: Tensor, ignore_index: int | None = -100, label_smoothing: float = 0.0
+        self, logits: Tensor, labels: Labels, ignore_index: Word | None = -100, label_smoothing: float = 0.0
     ) -> Tensor:
         """The mean over rows of -sum(weights * log_softmax(logits)), classes on the last axis
 
@@ -109,7 +110,7 @@ class NormOperators(Operators):
         """
         ids = labels.dtype is DType.U32
         ignored = ignore_index % 2**32 if ids and ignore_index is not None else None
-        return self.apply(CrossEntropyLoss(ignored, float(label_smoothing)), logits, labels)
+        return self.apply(CrossEntropyLoss(ignored, label_smoothing), logits, labels)
 
     def bce_loss(self, pred: Tensor, labels: Tensor) -> Tensor:
         """mean(-(t log p + (1 - t) log(1 - p))) of probabilities p, clipped to [1e-7, 1 - 1e-7]"""

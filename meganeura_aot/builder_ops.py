@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from .arguments import Axes
 from .builder_pointwise import PointwiseOperators
 from .errors import GraphError
 from .indexing import slice_ranges
@@ -14,15 +14,6 @@ from .ops.layout import Concat, Expand, Permute, Reshape, Slice, StopGradient
 from .ops.matmul import MatMul
 from .ops.reduce import LogSoftmax, Max, Mean, Min, Softmax, Sum
 from .tensor import Tensor
-
-Axes = int | Sequence[int] | None
-
-
-def sizes_of(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Integers of Python or NumPy as a tuple of ints; raises GraphError for anything else."""
-    if isinstance(sizes, int | str) or not all(isinstance(s, int | np.integer) for s in sizes):
-        raise GraphError(f"{name}: expected a sequence of integers, got {sizes!r}")
-    return tuple(map(int, sizes))
 
 
 class Operators(PointwiseOperators):
@@ -32,7 +23,6 @@ class Operators(PointwiseOperators):
 
     def matmul(self, a: Tensor, b: Tensor, trans_a: bool = False, trans_b: bool = False) -> Tensor:
         """a @ b as in NumPy, batches broadcast, vectors allowed; trans_*: the last two axes are swapped first"""
-        a, b = self.lift(a), self.lift(b)
         if a.rank == 0 or b.rank == 0:
             raise GraphError(f"matmul: expected rank 1 or more, got {a.type} and {b.type}")
         row, column = a.rank == 1, b.rank == 1
@@ -94,8 +84,8 @@ class Operators(PointwiseOperators):
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """The same elements under another shape; one size may be -1"""
-        sizes = sizes_of("reshape", shape)
-        known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
+        sizes = tuple(shape)
+        known = math.prod(size for size in sizes if size != -1)
         if (
             sizes.count(-1) > 1
             or any(size < -1 for size in sizes)
@@ -123,13 +113,15 @@ class Operators(PointwiseOperators):
 
     def expand(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Broadcast to `shape`"""
-        return self.apply(Expand(sizes_of("expand", shape)), x)
+        return self.apply(Expand(tuple(shape)), x)
 
     def concat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors one after the other along `axis`"""
-        if not tensors:
+        if not len(tensors):
             raise GraphError("concat: expected one tensor or more, got none")
-        return self.apply(Concat(self._axis(tensors[0], axis)), *tensors)
+        like = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
+        parts = [self.lift(tensor, like=like) for tensor in tensors]
+        return self.apply(Concat(self._axis(parts[0], axis)), *parts)
 
     def split(self, x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         """Parts of the given sizes along `axis`; an int asks for parts of that size, the last one the rest"""
@@ -175,14 +167,14 @@ class Operators(PointwiseOperators):
     # axes
 
     def _axis(self, x: Tensor, axis: int) -> int:
-        if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.rank <= axis < x.rank:
+        if not -x.rank <= axis < x.rank:
             raise GraphError(f"axis: expected one of {x.type} ({-x.rank} to {x.rank - 1}), got {axis!r}")
-        return int(axis) % x.rank
+        return axis % x.rank
 
     def _axes(self, x: Tensor, axes: Axes) -> tuple[int, ...]:
         if axes is None:
             return tuple(range(x.rank))
-        chosen = [self._axis(x, axis) for axis in ([axes] if isinstance(axes, int | np.integer) else axes)]
+        chosen = [self._axis(x, axis) for axis in ([axes] if isinstance(axes, int) else axes)]
         if len(set(chosen)) != len(chosen):
             raise GraphError(f"axes: expected distinct axes of {x.type}, got {axes}")
         return tuple(sorted(chosen))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .errors import GraphError
 from .op import OPS, Op
 from .ops.pointwise_table import Cast
@@ -73,11 +75,10 @@ class PointwiseOperators:
     def where(self, condition: Tensor, a: Operand, b: Operand) -> Tensor:
         """a where condition is not 0, else b"""
         like = next((x for x in (a, b) if isinstance(x, Tensor)), None)
-        if like is None:
-            a = float(a) if isinstance(a, int) and isinstance(b, float) else a
-            first = self.lift(a)
-            return self._pointwise("where", condition, first, self.lift(b, like=first))
-        return self._pointwise("where", condition, self.lift(a, like=like), self.lift(b, like=like))
+        if like is None and "f" in {np.asarray(a).dtype.kind, np.asarray(b).dtype.kind}:
+            a, b = (self.lift(np.asarray(number, np.float64)) for number in (a, b))
+        a = self.lift(a, like=like)
+        return self._pointwise("where", condition, a, self.lift(b, like=a if like is None else like))
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """x as "f32", "i32" or "u32": f32 truncates towards zero and saturates, NaN gives 0; integers wrap"""
@@ -207,11 +208,11 @@ class PointwiseOperators:
 
     def leaky_relu(self, x: Tensor, alpha: float = 0.01) -> Tensor:
         """x above 0, alpha * x below"""
-        return self._pointwise("leaky_relu", x, alpha=float(alpha))
+        return self._pointwise("leaky_relu", x, alpha=alpha)
 
     def elu(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         """x above 0, alpha * (e^x - 1) below"""
-        return self._pointwise("elu", x, alpha=float(alpha))
+        return self._pointwise("elu", x, alpha=alpha)
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """1 / (1 + e^-x)"""
@@ -219,7 +220,7 @@ class PointwiseOperators:
 
     def hard_sigmoid(self, x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
         """clip(alpha * x + beta, 0, 1): ONNX's defaults; PyTorch has alpha = 1/6"""
-        return self._pointwise("hard_sigmoid", x, alpha=float(alpha), beta=float(beta))
+        return self._pointwise("hard_sigmoid", x, alpha=alpha, beta=beta)
 
     def tanh(self, x: Tensor) -> Tensor:
         """The hyperbolic tangent"""

@@ -19,6 +19,7 @@ from .graph import GraphIR
 from .kernel import data_folder
 from .lowering import lower
 from .memory import share_buffers, verify_sharing
+from .ops.leaf import Parameter, State
 from .passes import CLEANUP, PASSES, run_passes
 from .plan import ExecutionPlan
 from .report import Report, make_report
@@ -120,8 +121,39 @@ def entry_points(graphs: Graph | GraphIR | Mapping[str, Graph | GraphIR]) -> dic
         if not isinstance(graph, Graph | GraphIR):
             raise GraphError(f"entry point {entry!r}: expected a Graph, got {type(graph).__name__}")
         result[entry] = graph.build() if isinstance(graph, Graph) else graph.verify()
+    refuse_different_leaves(result)
     refuse_assigned_positions(result)
     return result
+
+
+def refuse_different_leaves(graphs: Mapping[str, GraphIR]) -> None:
+    """Entries share parameters and states by name: each must be declared alike wherever it is."""
+    known: dict[str, tuple[str, dict[str, object]]] = {}
+    for entry, graph in graphs.items():
+        for node in graph.nodes:
+            op = node.op
+            if not isinstance(op, Parameter | State):
+                continue
+            leaf = f"{op.name} {op.label!r} of entry {entry!r} (built at {node.location})"
+            other, expected = known.setdefault(op.label, (leaf, declared(op)))
+            got = declared(op)
+            different = [key for key in expected if got.get(key) != expected[key]]
+            if different:
+                wanted, found = (", ".join(f"{key} {of.get(key)}" for key in different) for of in (expected, got))
+                raise GraphError(
+                    f"{leaf}: expected {wanted} as {other} has, got {found}; declare both alike, or give one another name"
+                )
+
+
+def declared(op: Parameter | State) -> dict[str, object]:
+    """What a user says of a parameter or a state, by the words of the builder."""
+    said: dict[str, object] = {
+        "kind": op.name,
+        "shape": list(op.type.shape),
+        "dtype": op.storage or str(op.type.dtype),
+        "init": op.init,
+    }
+    return said | ({"trainable": op.trainable} if isinstance(op, Parameter) else {})
 
 
 def refuse_assigned_positions(graphs: Mapping[str, GraphIR]) -> None:

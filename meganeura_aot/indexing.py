@@ -31,10 +31,11 @@ def slice_ranges(type_: TensorType, index: Any) -> tuple[list[tuple[int, int, in
         size, axis = type_.shape[len(ranges)], len(ranges)
         if isinstance(item, slice):
             kept = range(size)[item]
-            ranges.append((kept.start if len(kept) else 0, len(kept), kept.step))
+            ranges.append((kept.start if len(kept) else 0, len(kept), kept.step if len(kept) > 1 else 1))
             shape.append(len(kept))
             continue
-        if isinstance(item, bool) or not isinstance(item, int | np.integer) or not -size <= item < size:
+        is_integer = not isinstance(item, bool) and np.ndim(item) == 0 and np.asarray(item).dtype.kind in "iu"
+        if not is_integer or not -size <= item < size:
             expected = f"an integer in [{-size}, {size}) or a slice"
             raise GraphError(f"slice: axis {axis} of {type_}: expected {expected}, got {item!r}")
         ranges.append((int(item) % size, 1, 1))

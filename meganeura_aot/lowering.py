@@ -319,12 +319,6 @@ def lower(graphs: Mapping[str, GraphIR], target: Target, training: TrainingPlan 
     for name, graph in graphs.items():
         lowering = EntryLowering(name, graph, target, len(graphs) > 1, shared, trained)
         entries.append(lowering.run())
-        for buffer in lowering.buffers.values():
-            known = buffers.setdefault(buffer.name, buffer)
-            if known != buffer:
-                raise GraphError(
-                    f"{buffer.kind} {buffer.label!r} of entry {name}: expected {known.kind} {known.type} as in an "
-                    f"earlier entry, got {buffer.kind} {buffer.type}"
-                )
+        buffers |= lowering.buffers
     order = sorted(buffers.values(), key=lambda buffer: KINDS.index(buffer.kind))
     return ExecutionPlan({buffer.name: buffer for buffer in order}, tuple(entries), target, training).verify()

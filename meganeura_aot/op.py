@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,6 +14,8 @@ from .graph import DType, TensorType
 from .target import Target
 
 OPS: dict[str, type[Op]] = {}
+LARGEST_F32 = float(np.finfo(np.float32).max)
+LARGEST_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,19 @@ class Op:
         OPS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        """Numbers of NumPy become Python's; raises GraphError where an attribute is not of its declared type."""
+        """Numbers of NumPy become Python's; raises GraphError where an attribute is not of its declared type, or where
+        32 bits do not hold it."""
         for field in fields(self):
             value = plain(getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             expected = str(field.type).split(" | ")
             if "int" in expected and not (type(value) is int or (value is None and "None" in expected)):
                 raise GraphError(f"{self.name}: expected an integer as {field.name}, got {value!r}")
-            if "float" in expected and isinstance(value, int | float) and not math.isfinite(value):
-                raise GraphError(f"{self.name}: expected a finite {field.name}, got {value}")
+            if "float" in expected and isinstance(value, int | float) and not abs(value) <= LARGEST_F32:
+                raise GraphError(f"{self.name}: expected a finite {field.name} that f32 holds, got {value}")
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, int) and not -(2**31) <= item < 2**32:
+                    raise GraphError(f"{self.name}: expected an integer of 32 bits as {field.name}, got {item}")
 
     def inferred(self, *types: TensorType) -> tuple[TensorType, ...]:
         """The output types, always as a tuple."""
@@ -146,6 +151,12 @@ class Op:
     def samples(cls) -> Sequence[Sample]:
         """Shapes and attributes that every generated test runs."""
         return ()
+
+
+def check_reach(name: str, axis: int, size: int) -> None:
+    """Raise GraphError where an i32 does not hold the coordinates along a spatial axis, padding and taps included."""
+    if size > LARGEST_INT:
+        raise GraphError(f"{name}: expected at most {LARGEST_INT} positions on axis {axis + 2}, padded, got {size}")
 
 
 def make(name: str, *attributes: Any, **named: Any) -> Op:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
 
+@runtime_checkable
 class Scaling(Protocol):
     """frequencies: radians per position of every pair, dim / 2 of them; gain: what the rotated elements are multiplied
     by."""

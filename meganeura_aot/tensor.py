@@ -116,7 +116,7 @@ class Tensor:
         return self.graph.shift_right(other, self)
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return self.graph.matmul(self.graph.lift(other, like=self), self)
+        return self.graph.matmul(other, self)
 
     def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
         return self.graph.equal(self, other)

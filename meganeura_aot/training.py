@@ -13,9 +13,9 @@ from .autodiff import differentiate
 from .builder import Graph
 from .errors import GraphError
 from .graph import GraphIR, Node, Value
+from .op import LARGEST_F32
 from .ops.leaf import Gradient, Input, Moment, Parameter, gradient_label
 from .ops.optimizer import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
-from .ops.pointwise import LARGEST_F32
 from .passes import activate_dropout, advance_dropout
 from .plan import ACCUMULATE, APPLY, TrainingPlan
 from .tensor import Tensor

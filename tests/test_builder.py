@@ -29,7 +29,7 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "unsigned neg": (lambda g, x: -g.input("u", (3,), "u32"), "neg: expected f32 or i32, got u32"),
     "fraction as integer": (
         lambda g, x: g.input("i", (3,), "i32") * 0.5,
-        "constant .*: expected integers in the range of i32",
+        r"operand .*: expected integers, as the tensor beside it is i32\[3\], got 0.5 of f32",
     ),
     "integer too large": (
         lambda g, x: g.input("u", (3,), "u32") + 2**32,
@@ -52,8 +52,8 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
         lambda g, x: g.input("y", (3, -1)),
         r"input 'y' .*: expected a shape of integers >= 0, got \(3, -1\)",
     ),
-    "float size": (lambda g, x: g.input("y", (3.0,)), "expected a shape of integers"),  # type: ignore[arg-type]
-    "int as shape": (lambda g, x: g.input("y", 3), "expected a shape of integers"),  # type: ignore[arg-type]
+    "float size": (lambda g, x: g.input("y", (3.0,)), r"input: expected a sequence, each an integer, as shape, got \(3.0,\)"),  # type: ignore[arg-type]
+    "int as shape": (lambda g, x: g.input("y", 3), "input: expected a sequence of integers as shape, got 3"),  # type: ignore[arg-type]
     "dtype": (lambda g, x: g.input("y", (3,), "f64"), "expected a dtype among f32, i32, u32, got 'f64'"),
     "init": (lambda g, x: g.parameter("p", (3,), init="xavier"), "expected init"),
     "foreign": (lambda g, x: x + OTHER, "expected a tensor of this graph, got one of another graph"),
@@ -78,27 +78,101 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
     "expand": (lambda g, x: g.expand(x, (3, 3)), "expand: expected shapes that broadcast"),
     "assign to no state": (lambda g, x: g.assign(x, x), "assign .*: expected a state, got the input"),
     "assign shape": (lambda g, x: g.assign(g.state("s", (3,)), x), "assign: expected f32"),
-    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "expected a step from 0 to 4294967295"),  # type: ignore[arg-type]
+    "advance float": (lambda g, x: g.advance(g.state("p", (), "u32"), 1.5, 3), "advance: expected an integer as n, got 1.5"),  # type: ignore[arg-type]
     "truth": (lambda g, x: bool(x), "no truth value"),
-    "step over u32": (lambda g, x: g.advance(g.state("p", (), "u32"), 2**40, 3), "expected a step from 0 to"),
-    "limit over u32": (lambda g, x: g.advance(g.state("p", (), "u32"), 1, 2**40), "expected a limit from 0 to"),
+    "step over u32": (
+        lambda g, x: g.advance(g.state("p", (), "u32"), 2**40, 3),
+        "expected an integer from -2147483648 to 4294967295 as n",
+    ),
+    "limit over u32": (
+        lambda g, x: g.advance(g.state("p", (), "u32"), 1, 2**40),
+        "expected an integer from -2147483648 to 4294967295 as limit",
+    ),
     "init not finite": (lambda g, x: g.parameter("p", (3,), init=("uniform", float("inf"))), "expected init"),
     "init of text": (lambda g, x: g.parameter("p", (3,), init=("normal", "x")), "expected init"),  # type: ignore[arg-type]
-    "attribute not finite": (lambda g, x: g.leaky_relu(x, float("inf")), "leaky_relu: expected a finite alpha"),
-    "attribute over f32": (lambda g, x: g.elu(x, 1e39), "elu: expected a finite alpha"),
+    "attribute not finite": (
+        lambda g, x: g.leaky_relu(x, float("inf")),
+        "leaky_relu: expected a finite number that f32 holds as alpha, got inf",
+    ),
+    "attribute over f32": (
+        lambda g, x: g.elu(x, 1e39),
+        r"elu: expected a finite number that f32 holds as alpha, got 1e\+39",
+    ),
     "tensor too large": (lambda g, x: g.input("y", (1 << 30,)), "input .*: expected a tensor of at most"),
     "product too large": (lambda g, x: g.expand(x[:, :1], (2, 1 << 30)), "expand .*: expected a tensor of at most"),
-    "shape None": (lambda g, x: g.input("y", None), "expected a shape of integers"),  # type: ignore[arg-type]
+    "shape None": (lambda g, x: g.input("y", None), "expected a sequence of integers as shape, got None"),  # type: ignore[arg-type]
     "ragged constant": (lambda g, x: g.constant([[1, 2], [3]]), "constant: "),
     "step 0": (lambda g, x: x[::0], "slice: "),
     "fractional slice": (lambda g, x: x[1.5:2], "slice: "),
     "int as new shape": (lambda g, x: g.reshape(x, 6), "reshape: expected a sequence of integers"),  # type: ignore[arg-type]
-    "fractional new shape": (lambda g, x: g.reshape(x, (2.7, 3.1)), "reshape: expected a sequence of integers"),  # type: ignore[arg-type]
-    "bool as axis": (lambda g, x: g.softmax(x, True), "axis: expected one of"),
-    "number as tensor": (lambda g, x: g.softmax(3.0), "softmax: "),  # type: ignore[arg-type]
+    "fractional new shape": (lambda g, x: g.reshape(x, (2.7, 3.1)), "reshape: expected a sequence, each an integer, as shape"),  # type: ignore[arg-type]
+    "bool as axis": (lambda g, x: g.softmax(x, True), "softmax: expected an integer as axis, got True"),
+    "number as tensor": (lambda g, x: g.softmax(3.0), "axis: expected one of"),  # type: ignore[arg-type]
     "list as bias": (lambda g, x: g.bias_add(x, [1, 2, 3]), "bias_add: "),  # type: ignore[arg-type]
     "output not printable": (lambda g, x: g.set_outputs({"a\0b": x}), "expected printable text"),
     "input not NFKC": (lambda g, x: g.input("\ufb01", (3,)), "expected a Python identifier"),
+    "argument of another method": (
+        lambda g, x: g.avg_pool(g.input("image", (1, 1, 4, 4)), 2, dilation=2),  # type: ignore[call-arg]
+        "^avg_pool: got an unexpected keyword argument 'dilation'; its arguments are x, kernel, stride, padding, ceil_mode",
+    ),
+    "scaling of a configuration": (
+        lambda g, x: g.rope(x, head_dim=2, scaling={"rope_type": "llama3"}),  # type: ignore[arg-type]
+        r"rope: expected one of rope_scaling \(Linear, Llama3, Yarn, ...\).* as scaling, got {'rope_type': 'llama3'}",
+    ),
+    "reflect": (
+        lambda g, x: g.pad(x, [(0, 0), (1, 3)], mode="reflect"),
+        r"pad: axis 1 of f32\[2, 3\]: expected widths from 0 to 2 for mode reflect, got \(1, 3\)",
+    ),
+    "edge": (
+        lambda g, x: g.pad(x, [(-1, 0), (0, 0)], mode="edge"),
+        r"pad: axis 0 of f32\[2, 3\]: expected widths from 0 to 2147483647 for mode edge, got \(-1, 0\)",
+    ),
+    "cut too much": (
+        lambda g, x: g.pad(x, [(-1, -2), (0, 0)]),
+        r"pad: axis 0 of f32\[2, 3\]: expected widths that cut off at most 2 elements, got \(-1, -2\)",
+    ),
+    "where": (
+        lambda g, x: g.where(x, 1.0, g.constant(np.array([True, False, True]))),
+        r"expected integers, as the tensor beside it is i32\[3\], got 1.0 of f32: cast one",
+    ),
+    "f16 init": (
+        lambda g, x: g.state("s", (3,), "f16", init=1e6),
+        "state 's' .*: expected a number that f16 holds as init",
+    ),
+    "f16 deviation": (
+        lambda g, x: g.parameter("w", (3,), "f16", ("normal", 1e6)),
+        "parameter 'w' .*: expected a number that f16",
+    ),
+    "deviation over f32": (
+        lambda g, x: g.parameter("w", (3,), init=("normal", 1e39)),
+        "expected a number that f32 holds as init",
+    ),
+    "negative u32 init": (
+        lambda g, x: g.state("s", (3,), "u32", init=-1),
+        "expected an integer that u32 holds as init, got -1",
+    ),
+    "number over f32": (lambda g, x: x * 1e39, r"constant .*: expected numbers that f32 holds, got 1e\+39"),
+    "array over f32": (
+        lambda g, x: g.constant(np.array([1.0, -1e39])),
+        r"constant .*: expected numbers that f32 holds, got -1e\+39",
+    ),
+    "statistics over f32": (
+        lambda g, x: g.batch_norm(x, g.state("m", (3,)), g.state("v", (3,)), training=True, momentum=3e38),
+        "running_average: expected a finite .* that f32 holds",
+    ),
+    "positions over i32": (
+        lambda g, x: g.conv(g.input("s", (1, 1, 4)), g.input("k", (1, 1, 1)), stride=2**30, padding=2**30),
+        "conv: expected at most 2147483647 positions on axis 2, padded, got 2147483652",
+    ),
+    "positions of a pool": (
+        lambda g, x: g.max_pool(g.input("s", (1, 1, 4)), 2**31 - 1, padding=2**30, dilation=2),
+        "max_pool: expected at most 2147483647 positions on axis 2, padded, got 2147483652",
+    ),
+    "transposed positions": (
+        lambda g, x: g.conv_transpose(g.input("s", (1, 1, 4)), g.input("k", (1, 1, 1)), stride=2**30, padding=2**30),
+        "conv_transpose: expected at most 2147483647 positions on axis 2",
+    ),
+    "negative expand": (lambda g, x: g.expand(x, (-1, 2, 3)), "expand: "),
     "gelu": (lambda g, x: g.gelu(x, "fast"), "gelu: expected approximate"),
     "bias": (lambda g, x: g.bias_add(x, g.input("b", (2,))), r"bias_add: expected a bias of shape \[3\]"),
     "cast": (lambda g, x: g.cast(x, "f16"), "cast: expected dtype"),

@@ -332,7 +332,10 @@ def test_choice_is_by_shape() -> None:
         (lambda g, x, w: g.conv_transpose(x, w), "expected 6 input channels, got 4"),
         (lambda g, x, w: g.conv_transpose(x, w[:4], output_padding=1), "output_padding below"),
         (lambda g, x, w: g.conv_transpose(x, w[:4], padding=3), "output of size 1 or more, got .-2, 1."),
-        (lambda g, x, w: g.conv_transpose(x, w[:4], padding="same"), "expected numbers as padding"),
+        (
+            lambda g, x, w: g.conv_transpose(x, w[:4], padding="same"),
+            "expected an integer or a sequence of integers as padding",
+        ),
     ],
 )
 def test_impossible_geometry(build: Callable[..., Tensor], message: str) -> None:

@@ -23,7 +23,7 @@ def cached(g: Graph, position: Any) -> Tensor:
 
 
 MISTAKES: dict[str, Callable[[Graph], Any]] = {
-    "position as a number": lambda g: cached(g, 3),
+    "position below 0": lambda g: cached(g, -3),
     "position of f32": lambda g: cached(g, g.input("p", ())),
     "no position": lambda g: cached(g, None),
     "additive mask of u32": lambda g: g.causal_attention(*qkv(g), 2, attn_mask=g.input("m", (), "u32")),

@@ -226,7 +226,10 @@ WRONG: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
         lambda g, x: training(g, x, x[:, 0]),
         r"batch_norm: expected statistics and weights of \[6\], got f32\[4\]",
     ),
-    "momentum": (lambda g, x: training(g, x, momentum=float("nan")), "expected a finite keep, got nan"),
+    "momentum": (
+        lambda g, x: training(g, x, momentum=float("nan")),
+        "expected a finite number that f32 holds as momentum, got nan",
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, GraphError, Tensor, compile_graph
+from meganeura_aot.ops.pool import MaxPool
 from meganeura_aot.ops.resample import Pad, Upsample
 from tests import harness
 
@@ -185,7 +187,7 @@ def test_neighbours_that_stay_are_one_axis() -> None:
         (lambda g, x: g.upsample(x[0, 0]), "expected .N, C"),
         (lambda g, x: g.pad(x, [(1, 1)]), "two widths for each of the axes"),
         (lambda g, x: g.pad(x, [(1, 1), (2, 2)], [0, 0]), "two widths for each of the axes"),
-        (lambda g, x: g.pad(x, [(2, 0)], 2, "reflect"), "axis 2 of .* other widths for mode reflect"),
+        (lambda g, x: g.pad(x, [(2, 0)], 2, "reflect"), "axis 2 of .* expected widths from 0 to 1 for mode reflect"),
         (lambda g, x: g.pad(x, [(-1, 0)], 2, "edge"), "axis 2"),
         (lambda g, x: g.pad(x, [(-1, -2)], 2), "axis 2"),
         (lambda g, x: g.pad(x, [(1, 0)], 2, "wrap"), "expected a mode among"),
@@ -197,3 +199,14 @@ def test_impossible_geometry(build: Callable[..., Tensor], message: str) -> None
     x = g.input("x", (1, 4, 2, 5))
     with pytest.raises(GraphError, match=message):
         build(g, x)
+
+
+def test_whether_all_windows_meet_the_input() -> None:
+    """Told without a table of windows and taps, which would fill the memory where numbers are large."""
+    for kernel, stride, step, before, after, size in itertools.product(
+        (1, 2, 3), (1, 2, 3), (1, 2, 5), *[range(5)] * 2, (1, 2, 4)
+    ):
+        pool = MaxPool((kernel,), (stride,), (before, after), (step,))
+        if before + size + after > (kernel - 1) * step:
+            count = pool.windows(0, size)
+            assert pool.all_meet(0, size, count) == pool.inside(0, size, count).any(axis=1).all(), pool

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -163,7 +166,7 @@ def test_shared_names_must_agree() -> None:
     graphs = entries()
     g = Graph()
     g.set_outputs([g.parameter("w", (3, 4)) * 1.0])
-    with pytest.raises(GraphError, match="'w' of entry other"):
+    with pytest.raises(GraphError, match=r"'w' of entry 'other' .*: expected shape \[3, 3\] as .*, got shape \[3, 4\]"):
         compile_graph({**graphs, "other": g})
 
 
@@ -225,3 +228,33 @@ def test_names_that_meet() -> None:
         got = runner.one(x=np.zeros(3, np.float32))
         np.testing.assert_array_equal(got["w"], np.full(3, 5040))
         np.testing.assert_array_equal(got["x"], np.full(3, 5040))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"dtype": "f16"}, {}, "expected dtype f16 as .* has, got dtype f32"),
+        ({"init": "zeros"}, {"init": ("normal", 0.5)}, r"expected init zeros as .* has, got init \('normal', 0.5\)"),
+        ({"trainable": False}, {}, "expected trainable False as .* has, got trainable True"),
+        ({"shape": (4,), "dtype": "i32"}, {}, r"expected shape \[4\], dtype i32 as .* has, got shape \[2\], dtype f32"),
+    ],
+)
+def test_entries_that_disagree_say_about_what(first: dict[str, Any], second: dict[str, Any], message: str) -> None:
+    graphs = {}
+    for entry, declared in {"one": first, "two": second}.items():
+        g = graphs[entry] = Graph()
+        g.set_outputs([g.reshape(g.parameter("w", **{"shape": (2,)} | declared), (1, -1))])
+    with pytest.raises(GraphError, match=message) as caught:
+        compile_graph(graphs)
+    assert (
+        len(re.findall(r"parameter 'w' of entry '(?:one|two)' \(built at \S+test_states\.py:\d+\)", str(caught.value)))
+        == 2
+    )
+
+
+def test_a_state_is_no_parameter_of_another_entry() -> None:
+    g, h = Graph(), Graph()
+    g.set_outputs([g.state("w", (2,)) * 2.0])
+    h.set_outputs([h.parameter("w", (2,)) * 2.0])
+    with pytest.raises(GraphError, match="expected kind state, init 0.0 as .* has, got kind parameter, init None"):
+        compile_graph({"one": g, "two": h})

@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"op"},
     {"ops"},
     {"tensor"},
+    {"arguments"},
     {"builder_pointwise"},
     {"builder_ops"},
     {"builder_gather"},

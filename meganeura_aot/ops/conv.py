@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Operand, Sample
+from ..op import Lowering, Operand, Sample, check_reach
 from .conv_grad import ConvGradWeight
 from .conv_kernel import TRIVIAL, Axis, Launch, dispatch_conv, forward_axis, grouped, met, transposed_axes
 from .epilogue import EpilogueOp
@@ -141,6 +141,7 @@ class Conv(ConvOp):
         sizes = []
         for axis, (size, kernel) in enumerate(zip(x[2:], w[2:], strict=True)):
             padded = size + self.padding[axis] + self.padding[axis + len(x) - 2]
+            check_reach(self.name, axis, padded)
             window = (kernel - 1) * self.dilation[axis] + 1
             if padded < window:
                 expected = f"a padded size of {window} or more on axis {axis + 2} of {TensorType(x)}"
@@ -223,6 +224,8 @@ class ConvTranspose(ConvOp):
                 f"{self.name}: expected output_padding below the larger of stride and dilation {limits}, got {list(added)}"
             )
         sizes = self.full_sizes(x.shape, w.shape)
+        for axis, size in enumerate(sizes):
+            check_reach(self.name, axis, size)
         sizes = [n - self.padding[axis] - self.padding[axis + axes] for axis, n in enumerate(sizes)]
         if any(n < 1 for n in sizes):
             raise GraphError(f"{self.name}: expected an output of size 1 or more, got {sizes} of {x} and {w}")

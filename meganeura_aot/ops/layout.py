@@ -206,7 +206,7 @@ class Expand(Op):
     shape: tuple[int, ...] = ()
 
     def infer(self, x: TensorType) -> TensorType:
-        if broadcast_shapes("expand", [x.shape, self.shape]) != self.shape:
+        if min(self.shape, default=0) < 0 or broadcast_shapes("expand", [x.shape, self.shape]) != self.shape:
             raise GraphError(f"expand: {x} does not broadcast to {list(self.shape)}")
         return TensorType(self.shape, x.dtype)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +13,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample, make
+from ..op import Lowering, Op, Operand, Sample, check_reach, make
 from .pointwise import GROUP, Array
 
 
@@ -42,14 +44,24 @@ class Pool(Op, register=False):
                 raise GraphError(f"{self.name}: expected {count} numbers >= {least} as {name}, got {list(values)}")
         sizes = tuple(self.windows(axis, size) for axis, size in enumerate(x.shape[2:]))
         for axis, (size, count) in enumerate(zip(x.shape[2:], sizes, strict=True)):
-            if not self.inside(axis, size, count).any(axis=1).all():
+            if not self.all_meet(axis, size, count):
                 got = f"kernel {list(self.kernel)}, padding {list(self.padding)}, dilation {list(self.dilation)}"
                 raise GraphError(f"{self.name}: expected every window to meet axis {axis + 2} of {x}, got {got}")
         return TensorType((*x.shape[:2], *sizes))
 
+    def all_meet(self, axis: int, size: int, count: int) -> bool:
+        """Whether every window has a tap in the input: one that starts in it has, one that starts before it may not."""
+        kernel, stride, step, before = self.kernel[axis], self.stride[axis], self.dilation[axis], self.padding[axis]
+        if (count - 1) * stride - before >= size or before > (kernel - 1) * step:
+            return False
+        repeats = min(count, step // math.gcd(stride, step))  # then the windows lie on the taps of earlier ones
+        starts = range(-before, min(0, repeats * stride - before), stride)
+        return step <= size or all(start % step < size for start in starts)  # of the first tap that is not before it
+
     def windows(self, axis: int, size: int) -> int:
         """How many windows there are along a spatial axis; raises GraphError where not one fits."""
         before, after = self.padding[axis], self.padding[axis + len(self.kernel)]
+        check_reach(self.name, axis, before + size + after)
         room = before + size + after - (self.kernel[axis] - 1) * self.dilation[axis] - 1
         if room < (1 - self.stride[axis] if self.ceil_mode else 0):
             expected = f"a padded size of {before + size + after - room} or more on axis {axis + 2}"
@@ -70,14 +82,15 @@ class Pool(Op, register=False):
 
     def taps(self, x: Array, fill: float) -> list[Array]:
         """What every window has at each tap; `fill` outside of x."""
-        axes = range(len(self.kernel))
-        far = [max(*self.padding, k * d) + s for k, d, s in zip(self.kernel, self.dilation, self.stride, strict=True)]
-        padded = np.pad(x, [(0, 0), (0, 0), *((n, n) for n in far)], constant_values=fill)
-        grids = [self.coordinates(axis, self.windows(axis, x.shape[2 + axis])) + far[axis] for axis in axes]
+        grids = [self.coordinates(axis, self.windows(axis, size)) for axis, size in enumerate(x.shape[2:])]
         found = []
         for tap in itertools.product(*map(range, self.kernel)):
-            at: list[Any] = list(np.ix_(*(grids[axis][:, t] for axis, t in enumerate(tap))))
-            found.append(padded[:, :, *at])
+            at = [grid[:, t] for grid, t in zip(grids, tap, strict=True)]
+            inside = [(places >= 0) & (places < size) for places, size in zip(at, x.shape[2:], strict=True)]
+            near: list[Any] = [np.clip(places, 0, size - 1) for places, size in zip(at, x.shape[2:], strict=True)]
+            values = x[(slice(None), slice(None), *np.ix_(*near))]
+            met = functools.reduce(np.logical_and.outer, inside)
+            found.append(np.where(met, values, fill))
         return found
 
     def overrides(self, x: tuple[int, ...], out: tuple[int, ...], divisor: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph import DType, TensorType
-from ..op import Lowering, Op, Operand, Sample, make
+from ..op import LARGEST_INT, Lowering, Op, Operand, Sample, make
 from .pointwise import GROUP, Array
 
 MODES = ("constant", "reflect", "edge")
@@ -39,11 +39,17 @@ class Pad(Op):
         if not len(self.before) == len(self.after) == x.rank:
             raise GraphError(f"pad: expected two widths an axis of {x}, got {len(self.before)} and {len(self.after)}")
         for axis, (size, widths) in enumerate(zip(x.shape, zip(self.before, self.after, strict=True), strict=True)):
-            largest = {"constant": max(widths), "reflect": size - 1, "edge": max(widths) if size else 0}[self.mode]
-            least = -size if self.mode == "constant" else 0
-            if sum(min(width, 0) for width in widths) < least or max(widths) > max(largest, 0):
-                raise GraphError(f"pad: axis {axis} of {x}: expected other widths for mode {self.mode}, got {widths}")
+            self._check_widths(f"axis {axis} of {x}", size, widths)
         return TensorType(tuple(map(sum, zip(self.before, x.shape, self.after, strict=True))), x.dtype)
+
+    def _check_widths(self, axis: str, size: int, widths: tuple[int, int]) -> None:
+        if self.mode == "constant":
+            if sum(min(width, 0) for width in widths) < -size:
+                raise GraphError(f"pad: {axis}: expected widths that cut off at most {size} elements, got {widths}")
+            return
+        largest = max(size - 1, 0) if self.mode == "reflect" else LARGEST_INT if size else 0
+        if not 0 <= min(widths) <= max(widths) <= largest:
+            raise GraphError(f"pad: {axis}: expected widths from 0 to {largest} for mode {self.mode}, got {widths}")
 
     def reference(self, x: Array, *value: Array) -> Array:
         widths = [(max(b, 0), max(a, 0)) for b, a in zip(self.before, self.after, strict=True)]
