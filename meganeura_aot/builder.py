@@ -24,7 +24,7 @@ from .op import Op
 from .ops.leaf import Constant, Init, Input, Leaf, Parameter, State
 from .ops.state import AdvancePosition, Assign
 from .target import RAISABLE
-from .tensor import Number, Tensor
+from .tensor import Number, StateHandle, Tensor, current_value
 
 # arguments of a Runner's methods, and what names no tensor in a file
 RESERVED = frozenset({"self", "lr", "outputs", "__metadata__"})
@@ -34,12 +34,13 @@ LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]
 
 
 def located(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, whose errors are GraphErrors that name the user's line, also where Python itself refuses a value."""
+    """The method, on the values that its arguments have at the call; its errors are GraphErrors that name the user's line,
+    also where Python itself refuses a value."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            return method(*map(current_value, args), **{name: current_value(arg) for name, arg in kwargs.items()})
         except (GraphError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
             text = str(error) if isinstance(error, GraphError) else f"{method.__name__}: {error}"
             where = "" if "(built at " in text else f" (built at {user_location()})"
@@ -64,7 +65,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         self._nodes: list[Node] = []
         self._outputs: tuple[tuple[str, Value], ...] = ()
         self._names: dict[str, str] = {}
-        self._latest: dict[Value, Value] = {}
+        self._newest: dict[Value, Value] = {}  # of every written state, by its leaf: the version after the last write
         self._advances: list[Advance] = []
         self._origin = ""  # what nodes are built for, in place of a line of the user's
 
@@ -96,6 +97,8 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32", init: float = 0) -> Tensor:
         """A tensor that lives on the GPU across calls. `assign`, `advance`, `cache_write` write it.
 
+        What is returned is a handle: every use of it reads the newest value. What any other method returns keeps the
+        value of that call, also where it changed nothing, as `s[:]`.
         dtype: "f32", "i32", "u32", or "f16" for a cache of f32 numbers that are stored as halves. init: the number that
         every element has at the start and after `reset`, as 1 for a running variance.
         """
@@ -104,7 +107,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         whole = type_.dtype.is_integer
         if not _is_finite(init) or (whole and not (float(init).is_integer() and abs(init) < 2**31)):
             raise self._error(f"state {name!r}", f"{'an integer' if whole else 'a number'} as init", repr(init))
-        return self._leaf(State(name, type_, storage, float(init)))
+        return self._handle(self._leaf(State(name, type_, storage, float(init))).value)
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
@@ -124,7 +127,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     # states
 
     def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
-        """Write `value` into a state; every later use of its handle sees the new value."""
+        """Write `value` into a state, and return that; every later use of the state's handle sees the new value."""
         leaf = self._assignable("assign", state)
         if self._storage(leaf):
             raise self._error(
@@ -138,7 +141,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         label = self._label(leaf)
         if state.dtype is not DType.U32:
             raise self._error(f"advance of state {label!r}", "dtype u32", str(state.dtype))
-        if leaf in self._latest and not any(a.state == label for a in self._advances):
+        if leaf in self._newest and not any(a.state == label for a in self._advances):
             raise self._error(f"advance of state {label!r}", "a state that `assign` does not write", "an assigned one")
         if not _is_size(limit) or limit > LARGEST_U32:
             raise self._error(f"advance of state {label!r}", f"a limit from 0 to {LARGEST_U32}", repr(limit))
@@ -170,7 +173,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             if name in RESERVED:
                 raise self._error(f"output {name!r}", f"a name other than {', '.join(sorted(RESERVED))}", repr(name))
             self._check_owner(f"output {name!r}", tensor)
-        self._outputs = tuple((name, self._resolve(tensor)) for name, tensor in outputs.items())
+        self._outputs = tuple((name, tensor.value) for name, tensor in outputs.items())
 
     def build(self) -> GraphIR:
         """The frozen graph; raises GraphError when there are no outputs."""
@@ -204,7 +207,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         for type_ in types:
             if type_.nbytes > LARGEST_TENSOR:
                 raise self._error(op.name, f"a tensor of at most {LARGEST_TENSOR} bytes", str(type_))
-        values = tuple(self._resolve(tensor) for tensor in inputs)
+        values = tuple(tensor.value for tensor in inputs)
         self._nodes.append(Node(op, values, types, self._origin or user_location()))
         return Tensor(self, Value(len(self._nodes) - 1), types[0])
 
@@ -220,15 +223,15 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return self._append(op)
 
     def _write(self, leaf: Value, op: Op, operands: list[Tensor]) -> Tensor:
-        written = self._append(op, Tensor(self, leaf, self._nodes[leaf.node].types[0]), *operands)
-        self._latest[leaf] = written.value
+        written = self._append(op, self._handle(leaf), *operands)
+        self._newest[leaf] = written.value
         return written
 
-    def _resolve(self, tensor: Tensor) -> Value:
-        """The newest version of a state's handle; any other value as it is."""
-        return self._latest.get(tensor.value, tensor.value)
+    def _handle(self, leaf: Value) -> StateHandle:
+        return StateHandle(self, leaf, self._nodes[leaf.node].types[0])
 
     def _state_leaf(self, action: str, tensor: Tensor) -> Value:
+        """The leaf of the state that a tensor is the handle or a version of."""
         if not isinstance(tensor, Tensor):
             raise self._error(action, "a state", type(tensor).__name__)
         self._check_owner(action, tensor)
