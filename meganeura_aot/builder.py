@@ -63,7 +63,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._outputs: tuple[tuple[str, Value], ...] = ()
+        self._outputs: tuple[tuple[str, Value], ...] | None = None  # None until set_outputs
         self._names: dict[str, str] = {}
         self._newest: dict[Value, Value] = {}  # of every written state, by its leaf: the version after the last write
         self._advances: list[Advance] = []
@@ -160,13 +160,16 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     # outputs
 
     def set_outputs(self, outputs: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
-        """Name what a call returns: a dict, or a list whose outputs are output_0, output_1, ..."""
+        """Name what a call returns: a dict, or a list whose outputs are output_0, output_1, ...
+
+        A graph that has written a state, as one that fills caches, may have none.
+        """
         if not isinstance(outputs, Mapping):
             if not isinstance(outputs, Sequence):
                 raise self._error("set_outputs", "a list or a dict of tensors", type(outputs).__name__)
             outputs = {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
-        if not outputs:
-            raise self._error("set_outputs", "one output or more", "none")
+        if not outputs and not self._newest:
+            raise self._error("set_outputs", "one output or more where no state is written", "none")
         for name, tensor in outputs.items():
             if not isinstance(name, str) or not name or not name.isprintable():
                 raise self._error("set_outputs", "printable text as the name of an output", repr(name))
@@ -176,8 +179,8 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         self._outputs = tuple((name, tensor.value) for name, tensor in outputs.items())
 
     def build(self) -> GraphIR:
-        """The frozen graph; raises GraphError when there are no outputs."""
-        if not self._outputs:
+        """The frozen graph; raises GraphError when its outputs are not set."""
+        if self._outputs is None:
             raise GraphError("graph: expected outputs, got none; call set_outputs")
         return GraphIR(tuple(self._nodes), self._outputs, tuple(self._advances)).verify()
 
