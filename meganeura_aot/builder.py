@@ -71,12 +71,27 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     # leaves
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
-        """A tensor given at every call, as the argument `name`."""
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        minimum: int | None = None,
+        maximum: int | None = None,
+    ) -> Tensor:
+        """A tensor given at every call, as the argument `name`.
+
+        minimum, maximum: of integers, bounds that are included. The runner raises ValueError for a number past them
+        before it writes anything; the numbers in a GPU buffer are not looked at. Indices, and the step of `advance`, have
+        an upper bound without being told.
+        """
         if not is_name(name):
             raise self._error(f"input {name!r}", "a Python identifier as its name", repr(name))
         type_ = self._type(f"input {name!r}", shape, dtype)
-        return self._leaf(Input(name, type_))
+        if (minimum, maximum) != (None, None):
+            self._check_bounds(name, type_.dtype, minimum, maximum)
+        return self._leaf(Input(name, type_, minimum, maximum))
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
@@ -136,7 +151,12 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return self._write(leaf, Assign(), [self.lift(value, like=state)])
 
     def advance(self, state: Tensor, n: Tensor | int, limit: int) -> Tensor:
-        """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
+        """Move a u32 position state by n (an int >= 0, or a scalar u32 input), and return it.
+
+        A call that would move it past `limit` raises RuntimeError. An input n is at most the number of rows that
+        `cache_write` writes at this position in the same graph; a larger one raises ValueError. Where n - 1 is used as
+        an index, declare the input with minimum=1. Both are raised before anything is written.
+        """
         leaf = self._state_leaf("advance", state)
         label = self._label(leaf)
         if state.dtype is not DType.U32:
@@ -269,6 +289,17 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(subject, "a tensor of this graph", type(tensor).__name__)
         if tensor.graph is not self:
             raise self._error(subject, "a tensor of this graph", "one of another graph")
+
+    def _check_bounds(self, name: str, dtype: DType, minimum: int | None, maximum: int | None) -> None:
+        if not dtype.is_integer:
+            raise self._error(f"bounds of input {name!r}", "an input of i32 or u32", f"one of {dtype}")
+        limits = np.iinfo(dtype.numpy)
+        low = int(limits.min) if minimum is None else minimum
+        high = int(limits.max) if maximum is None else maximum
+        whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in (low, high))
+        if not whole or not limits.min <= low <= high <= limits.max:
+            expected = f"integers from {limits.min} to {limits.max}, the minimum first"
+            raise self._error(f"bounds of input {name!r}", expected, f"{minimum!r} and {maximum!r}")
 
     def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
         if not isinstance(shape, Sequence) or not all(_is_size(size) for size in shape):

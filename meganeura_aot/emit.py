@@ -212,7 +212,7 @@ def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
         what = f"{label}, {what}, {data}{dtype}"
     else:
         what = f"{label}, {what}{dtype}"
-    init = init_text(buffer.init) if buffer.below is None else f", below={buffer.below}"
+    init = init_text(buffer.init) if buffer.bounds is None else f", bounds={buffer.bounds}"
     return f"self.{buffer.kind}({what}, nbytes={buffer.nbytes}{init})"
 
 
