@@ -25,7 +25,7 @@ from .op import Op
 from .ops.leaf import Constant, Init, Input, Leaf, Parameter, State
 from .ops.state import AdvancePosition, Assign
 from .target import RAISABLE
-from .tensor import Number, Tensor
+from .tensor import Number, StateHandle, Tensor, current_value
 
 # arguments of a Runner's methods, and what names no tensor in a file
 RESERVED = frozenset({"self", "lr", "outputs", "__metadata__"})
@@ -35,13 +35,16 @@ LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]
 
 
 def located(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, given what its signature names (see arguments.py). Its errors are GraphErrors that name the user's
-    line, also where Python itself refuses a value."""
+    """The method, given what its signature names (see arguments.py), with the values that states have at the call.
+
+    Its errors are GraphErrors that name the user's line, also where Python itself refuses a value.
+    """
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = converted(method, *args, **kwargs)
+            now = {name: current_value(argument) for name, argument in kwargs.items()}
+            given = converted(method, *map(current_value, args), **now)
             return method(*given.args, **given.kwargs)
         except (GraphError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
             text = str(error) if isinstance(error, GraphError) else f"{method.__name__}: {error}"
@@ -65,20 +68,35 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._outputs: tuple[tuple[str, Value], ...] = ()
+        self._outputs: tuple[tuple[str, Value], ...] | None = None  # None until set_outputs
         self._names: dict[str, str] = {}
-        self._latest: dict[Value, Value] = {}
+        self._newest: dict[Value, Value] = {}  # of every written state, by its leaf: the version after the last write
         self._advances: list[Advance] = []
         self._origin = ""  # what nodes are built for, in place of a line of the user's
 
     # leaves
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
-        """A tensor given at every call, as the argument `name`."""
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        minimum: Word | None = None,
+        maximum: Word | None = None,
+    ) -> Tensor:
+        """A tensor given at every call, as the argument `name`.
+
+        minimum, maximum: of integers, bounds that are included. The runner raises ValueError for a number past them
+        before it writes anything; the numbers in a GPU buffer are not looked at. Indices, and the step of `advance`, have
+        an upper bound without being told.
+        """
         if not is_name(name):
             raise self._error(f"input {name!r}", "a Python identifier as its name", repr(name))
         type_ = self._type(f"input {name!r}", shape, dtype)
-        return self._leaf(Input(name, type_))
+        if (minimum, maximum) != (None, None):
+            self._check_bounds(name, type_.dtype, minimum, maximum)
+        return self._leaf(Input(name, type_, minimum, maximum))
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
@@ -100,13 +118,15 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32", init: float = 0) -> Tensor:
         """A tensor that lives on the GPU across calls. `assign`, `advance`, `cache_write` write it.
 
+        What is returned is a handle: every use of it reads the newest value. What any other method returns keeps the
+        value of that call, also where it changed nothing, as `s[:]`.
         dtype: "f32", "i32", "u32", or "f16" for a cache of f32 numbers that are stored as halves. init: the number that
         every element has at the start and after `reset`, as 1 for a running variance.
         """
         storage = dtype if dtype == "f16" else ""
         type_ = self._type(f"state {name!r}", shape, "f32" if storage else dtype)
         self._check_stored(f"state {name!r}", init, dtype)
-        return self._leaf(State(name, type_, storage, float(init)))
+        return self._handle(self._leaf(State(name, type_, storage, float(init))).value)
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
@@ -130,7 +150,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     # states
 
     def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
-        """Write `value` into a state; every later use of its handle sees the new value."""
+        """Write `value` into a state, and return that; every later use of the state's handle sees the new value."""
         leaf = self._assignable("assign", state)
         if self._storage(leaf):
             raise self._error(
@@ -139,12 +159,17 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return self._write(leaf, Assign(), [self.lift(value, like=state)])
 
     def advance(self, state: Tensor, n: Tensor | Word, limit: Word) -> Tensor:
-        """Move a u32 position state by n (an int >= 0, or a scalar u32 input); a call past `limit` raises."""
+        """Move a u32 position state by n (an int >= 0, or a scalar u32 input), and return it.
+
+        A call that would move it past `limit` raises RuntimeError. An input n is at most the number of rows that
+        `cache_write` writes at this position in the same graph; a larger one raises ValueError. Where n - 1 is used as
+        an index, declare the input with minimum=1. Both are raised before anything is written.
+        """
         leaf = self._state_leaf("advance", state)
         label = self._label(leaf)
         if state.dtype is not DType.U32:
             raise self._error(f"advance of state {label!r}", "dtype u32", str(state.dtype))
-        if leaf in self._latest and not any(a.state == label for a in self._advances):
+        if leaf in self._newest and not any(a.state == label for a in self._advances):
             raise self._error(f"advance of state {label!r}", "a state that `assign` does not write", "an assigned one")
         if limit < 0:
             raise self._error(f"advance of state {label!r}", f"a limit from 0 to {LARGEST_U32}", repr(limit))
@@ -163,24 +188,27 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     # outputs
 
     def set_outputs(self, outputs: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
-        """Name what a call returns: a dict, or a list whose outputs are output_0, output_1, ..."""
+        """Name what a call returns: a dict, or a list whose outputs are output_0, output_1, ...
+
+        A graph that has written a state, as one that fills caches, may have none.
+        """
         if not isinstance(outputs, Mapping):
             if not isinstance(outputs, Sequence):
                 raise self._error("set_outputs", "a list or a dict of tensors", type(outputs).__name__)
             outputs = {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
-        if not outputs:
-            raise self._error("set_outputs", "one output or more", "none")
+        if not outputs and not self._newest:
+            raise self._error("set_outputs", "one output or more where no state is written", "none")
         for name, tensor in outputs.items():
             if not isinstance(name, str) or not name or not name.isprintable():
                 raise self._error("set_outputs", "printable text as the name of an output", repr(name))
             if name in RESERVED:
                 raise self._error(f"output {name!r}", f"a name other than {', '.join(sorted(RESERVED))}", repr(name))
             self._check_owner(f"output {name!r}", tensor)
-        self._outputs = tuple((name, self._resolve(tensor)) for name, tensor in outputs.items())
+        self._outputs = tuple((name, tensor.value) for name, tensor in outputs.items())
 
     def build(self) -> GraphIR:
-        """The frozen graph; raises GraphError when there are no outputs."""
-        if not self._outputs:
+        """The frozen graph; raises GraphError when its outputs are not set."""
+        if self._outputs is None:
             raise GraphError("graph: expected outputs, got none; call set_outputs")
         return GraphIR(tuple(self._nodes), self._outputs, tuple(self._advances)).verify()
 
@@ -213,7 +241,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         for type_ in types:
             if type_.nbytes > LARGEST_TENSOR:
                 raise self._error(op.name, f"a tensor of at most {LARGEST_TENSOR} bytes", str(type_))
-        values = tuple(self._resolve(tensor) for tensor in inputs)
+        values = tuple(tensor.value for tensor in inputs)
         self._nodes.append(Node(op, values, types, self._origin or user_location()))
         return Tensor(self, Value(len(self._nodes) - 1), types[0])
 
@@ -229,15 +257,15 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return self._append(op)
 
     def _write(self, leaf: Value, op: Op, operands: list[Tensor]) -> Tensor:
-        written = self._append(op, Tensor(self, leaf, self._nodes[leaf.node].types[0]), *operands)
-        self._latest[leaf] = written.value
+        written = self._append(op, self._handle(leaf), *operands)
+        self._newest[leaf] = written.value
         return written
 
-    def _resolve(self, tensor: Tensor) -> Value:
-        """The newest version of a state's handle; any other value as it is."""
-        return self._latest.get(tensor.value, tensor.value)
+    def _handle(self, leaf: Value) -> StateHandle:
+        return StateHandle(self, leaf, self._nodes[leaf.node].types[0])
 
     def _state_leaf(self, action: str, tensor: Tensor) -> Value:
+        """The leaf of the state that a tensor is the handle or a version of."""
         if not isinstance(tensor, Tensor):
             raise self._error(action, "a state", type(tensor).__name__)
         self._check_owner(action, tensor)
@@ -272,6 +300,16 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(subject, "a tensor of this graph", type(tensor).__name__)
         if tensor.graph is not self:
             raise self._error(subject, "a tensor of this graph", "one of another graph")
+
+    def _check_bounds(self, name: str, dtype: DType, minimum: int | None, maximum: int | None) -> None:
+        if not dtype.is_integer:
+            raise self._error(f"bounds of input {name!r}", "an input of i32 or u32", f"one of {dtype}")
+        limits = np.iinfo(dtype.numpy)
+        low = int(limits.min) if minimum is None else minimum
+        high = int(limits.max) if maximum is None else maximum
+        if not limits.min <= low <= high <= limits.max:
+            expected = f"integers from {limits.min} to {limits.max}, the minimum first"
+            raise self._error(f"bounds of input {name!r}", expected, f"{minimum!r} and {maximum!r}")
 
     def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
         if any(size < 0 for size in shape):

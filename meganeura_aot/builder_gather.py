@@ -20,7 +20,7 @@ from .ops.random import AdvanceCounter, Random, RandomBits, RandomNormal, Random
 from .ops.rope import Rope, turns_per_position
 from .ops.sort import ArgMax, ArgMin, TopK
 from .rope_scaling import Plain, Scaling
-from .tensor import Number, Tensor
+from .tensor import Number, StateHandle, Tensor
 
 
 class GatherOperators(Operators):
@@ -36,6 +36,9 @@ class GatherOperators(Operators):
         raise NotImplementedError
 
     def _assignable(self, action: str, state: Tensor) -> Value:
+        raise NotImplementedError
+
+    def _handle(self, leaf: Value) -> StateHandle:
         raise NotImplementedError
 
     def _write(self, leaf: Value, op: Op, operands: list[Tensor]) -> Tensor:
@@ -99,7 +102,7 @@ class GatherOperators(Operators):
     def _random(self, kind: Callable[[tuple[int, ...]], Random], shape: Sequence[int], state: Tensor) -> Tensor:
         op = kind(self._type("random numbers", shape, "f32").shape)
         leaf = self._assignable(op.name, state)
-        values = self.apply(op, state)
+        values = self.apply(op, self._handle(leaf))
         if op.blocks():
             self._write(leaf, AdvanceCounter(op.blocks()), [])
         return values

@@ -69,7 +69,7 @@ def docstring(plan: ExecutionPlan, header: Header, names: Names) -> str:
     for entry in called:
         label = f"{entry.name}: " if len(called) > 1 else ""
         inputs = ", ".join(f"{plan.buffers[name].label} {plan.buffers[name].type}" for name in entry.inputs) or "none"
-        outputs = ", ".join(f"{output.name} {output.type}" for output in entry.outputs)
+        outputs = ", ".join(f"{output.name} {output.type}" for output in entry.outputs) or "none"
         lines += wrapped("Inputs:   " + label, inputs) + wrapped("Outputs:  " + label, outputs)
     if plan.training:
         numbers = ", ".join(f"{name} {value}" for name, value in plan.training.numbers.items())
@@ -212,7 +212,7 @@ def declaration(buffer: BufferRef, packed: dict[str, str]) -> str:
         what = f"{label}, {what}, {data}{dtype}"
     else:
         what = f"{label}, {what}{dtype}"
-    init = init_text(buffer.init) if buffer.below is None else f", below={buffer.below}"
+    init = init_text(buffer.init) if buffer.bounds is None else f", bounds={buffer.bounds}"
     return f"self.{buffer.kind}({what}, nbytes={buffer.nbytes}{init})"
 
 
@@ -248,7 +248,7 @@ def encode_lines(entry: EntryPlan, names: Names) -> list[str]:
 def method_lines(entry: EntryPlan, plan: ExecutionPlan) -> list[str]:
     inputs = ", ".join(f"{plan.buffers[name].label} {plan.buffers[name].type}" for name in entry.inputs)
     outputs = ", ".join(f"{output.name} {output.type}" for output in entry.outputs)
-    summary = one_line(f"{inputs or 'no inputs'} -> {outputs}")
+    summary = one_line(f"{inputs or 'no inputs'} -> {outputs or 'no outputs'}")
     quoted = textwrap.wrap(summary, LINE - 14, break_long_words=False)
     body = "\n        ".join(quoted)
     return [

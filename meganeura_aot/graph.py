@@ -118,6 +118,12 @@ class GraphIR:
         for port, place in enumerate(node.op.writes[: len(node.types)]):
             yield node.inputs[place], Value(index, port)
 
+    def viewed(self, value: Value) -> Value:
+        """What `value` is a view of, or itself."""
+        while self.nodes[value.node].op.is_view:
+            value = self.nodes[value.node].inputs[0]
+        return value
+
     def written(self) -> set[str]:
         """Labels of the leaves that the graph writes in place."""
         labels: dict[Value, str] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .bounds import input_bounds
 from .errors import GraphError, KernelError, LoweringError
 from .graph import DType, GraphIR, Node, TensorType, Value
 from .kernel import read_as_f16, render
@@ -74,7 +75,7 @@ class EntryLowering:
         self.storage: dict[Value, str] = {}
         self.counts: Counter[str] = Counter()
         self.current: tuple[Node, str] | None = None
-        self.limits = self._index_limits()
+        self.bounds = input_bounds(graph)
 
     # what operators call
 
@@ -191,15 +192,6 @@ class EntryLowering:
         self.current = (self.graph.nodes[value.node], f"{operand.buffer} kept: {operand.type}")
         dispatch_copy(self, operand, result)
 
-    def _index_limits(self) -> dict[Value, int]:
-        """For each input that is used as indices, the least of their limits: the runner checks them on the host."""
-        limits: dict[Value, int] = {}
-        for node in self.graph.nodes:
-            for place, limit in node.op.index_limits(*map(self.graph.type_of, node.inputs)).items():
-                owner = self._owner(node.inputs[place])
-                limits[owner] = min(limit, limits.get(owner, limit))
-        return limits
-
     def _unpack_output(self, value: Value, name: str) -> None:
         """An output that is a parameter stored as f16 is read as f32."""
         node, operand = self.graph.nodes[value.node], self.operand(value)
@@ -210,9 +202,9 @@ class EntryLowering:
 
     def _owner(self, value: Value) -> Value:
         """The computed value in whose memory `value` is: itself, what it is a view of, or what it was written over."""
-        own = value = self._viewed(value)
+        own = value = self.graph.viewed(value)
         while (op := self.graph.nodes[value.node].op).writes:
-            value = self._viewed(self.graph.nodes[value.node].inputs[op.writes[value.port]])
+            value = self.graph.viewed(self.graph.nodes[value.node].inputs[op.writes[value.port]])
         return own if isinstance(op, Leaf) else value
 
     def _lower(self, index: int, node: Node, results: Mapping[Value, tuple[str, str, TensorType]]) -> None:
@@ -223,8 +215,8 @@ class EntryLowering:
                 more = {"init": node.op.init, "storage": node.op.storage, "trained": node.op.label in self.trained}
             elif isinstance(node.op, State):
                 more = {"init": node.op.init or None, "storage": node.op.storage}
-            elif value in self.limits:
-                more = {"below": self.limits[value]}
+            elif value in self.bounds:
+                more = {"bounds": self.bounds[value]}
             kind = KIND_OF_LEAF[type(node.op)]
             self.storage[value] = self.add_buffer(kind, node.op.label, node.types[0], **more)
             return
@@ -269,12 +261,6 @@ class EntryLowering:
         ]
         self._call(node, operands, [Value(index, port) for port in written])
 
-    def _viewed(self, value: Value) -> Value:
-        """What `value` is a view of, or itself."""
-        while self.graph.nodes[value.node].op.is_view:
-            value = self.graph.nodes[value.node].inputs[0]
-        return value
-
     def _named(self, buffer: str) -> str:
         """For the comment: the user's name of what is written, where a parameter, a gradient or a state is."""
         ref = self.buffers[buffer]
@@ -289,10 +275,10 @@ class EntryLowering:
         views = {value for value, name in self.storage.items() if name == memory}
         readers = [v for place, v in enumerate(node.inputs) if place not in node.op.writes[: len(node.types)]]
         readers += [v for later in self.graph.nodes[index + 1 :] for v in later.inputs]
-        readers += [self._viewed(value) for _, value in self.graph.outputs + self.graph.gradients]
+        readers += [self.graph.viewed(value) for _, value in self.graph.outputs + self.graph.gradients]
         if not views.intersection(readers):
             return
-        is_output = any(self._viewed(value) in views for _, value in self.graph.outputs)
+        is_output = any(self.graph.viewed(value) in views for _, value in self.graph.outputs)
         kind, label = "output" if is_output else "scratch", f"old_{self.buffers[memory].label}"
         type_ = self.graph.type_of(old)
         saved = Operand(type_, self.add_buffer(kind, label, type_))

@@ -143,6 +143,10 @@ class Op:
         """For inputs that hold indices, by position: the limit that every index must stay below."""
         return {}
 
+    def rows_written(self, *types: TensorType) -> Mapping[int, int]:
+        """For inputs that are positions in a state, by place: how many rows are written from there on."""
+        return {}
+
     def fuller(self) -> Op | None:
         """An operator whose outputs begin with those of this one on the same inputs; None where there is none."""
         return None

@@ -21,7 +21,7 @@ class BufferRef:
     """A whole GPU buffer. `label` is the user's name of a leaf or output, else the name of the value it holds.
 
     storage: "f16" where f32 numbers are kept as halves. trained: of a parameter, whether it is updated.
-    below: of an input of indices, the limit of each, or None.
+    bounds: of an input, the least and the largest number that it may hold, or None.
     """
 
     name: str
@@ -34,7 +34,7 @@ class BufferRef:
     data: bytes = field(default=b"", repr=False)
     storage: str = ""
     trained: bool = False
-    below: int | None = None
+    bounds: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class ExecutionPlan:
 def _buffer_line(buffer: BufferRef) -> str:
     label = f" {buffer.label!r}" if buffer.label != buffer.name else ""
     stored = f" as {buffer.storage}" if buffer.storage else ""
-    below = f", each below {buffer.below}" if buffer.below is not None else ""
-    return f"{buffer.kind} {buffer.name}{label} : {buffer.type}{stored}, {buffer.nbytes} bytes{below}"
+    bounds = "" if buffer.bounds is None else f", each from {buffer.bounds[0]} to {buffer.bounds[1]}"
+    return f"{buffer.kind} {buffer.name}{label} : {buffer.type}{stored}, {buffer.nbytes} bytes{bounds}"
 
 
 def _dispatch_lines(dispatch: Dispatch) -> list[str]:

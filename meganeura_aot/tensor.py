@@ -1,7 +1,8 @@
-"""Tensor: the handle of a value in a graph under construction."""
+"""Tensor: a value in a graph under construction. StateHandle: a state, whose value changes with every write."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import GraphError
@@ -20,7 +21,12 @@ class Tensor:
     __hash__ = object.__hash__
 
     def __init__(self, graph: Graph, value: Value, type_: TensorType) -> None:
-        self.graph, self.value, self.type = graph, value, type_
+        self.graph, self.type = graph, type_
+        self._value = value
+
+    @property
+    def value(self) -> Value:
+        return self._value
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,3 +150,26 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         return self.graph.slice(self, index)
+
+
+class StateHandle(Tensor):
+    """A state, as `Graph.state` returns it: `value` is its newest version, also after later writes."""
+
+    @property
+    def value(self) -> Value:
+        return self.graph._newest.get(self._value, self._value)
+
+
+def current_value(argument: Any) -> Any:
+    """The argument with the handles of states in it, alone or in a list, tuple or mapping, as the values of this moment.
+
+    A method that works on these cannot return a handle, nor read one after it has written the state.
+    """
+    if isinstance(argument, StateHandle):
+        return Tensor(argument.graph, argument.value, argument.type)
+    if isinstance(argument, Mapping):
+        return {name: current_value(item) if isinstance(item, StateHandle) else item for name, item in argument.items()}
+    if isinstance(argument, list | tuple):
+        items = [current_value(item) if isinstance(item, StateHandle) else item for item in argument]
+        return items if isinstance(argument, list) else tuple(items)
+    return argument

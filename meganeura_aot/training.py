@@ -130,6 +130,8 @@ def freeze(graphs: Mapping[str, GraphIR], patterns: Sequence[str]) -> dict[str, 
 
 def accumulate_graph(graph: GraphIR) -> GraphIR:
     """Forward and backward: the loss as the only output, and the gradients. The loss is `loss`, else the first output."""
+    if not graph.outputs:
+        raise GraphError("training: expected an output of the trained entry, its loss, got none")
     outputs = dict(graph.outputs)
     name = "loss" if "loss" in outputs else graph.outputs[0][0]
     for node in graph.nodes:

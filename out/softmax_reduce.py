@@ -148,7 +148,8 @@ class Buffer:
 
     def __init__(self, kind: str, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, data: Any = None) -> None:
         self.kind, self.name, self.shape, self.dtype, self.nbytes = kind, name, shape, dtype, nbytes
-        self.data = data  # a parameter's init, a constant's values, an input's bound, the buffer an output is read from
+        # a parameter's init, a constant's values, an input's bounds, the buffer an output is read from
+        self.data = data
         self.gpu: Any = None
 
     def __str__(self) -> str:
@@ -217,6 +218,16 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
             raise ValueError(f"{text} from {low} to {high}")
     with np.errstate(all="ignore"):  # what the dtype cannot hold becomes inf
         return array.astype(dtype, order="C", copy=False)
+
+
+def check_bounds(array: Any, bounds: tuple[int, int] | None) -> None:
+    """ValueError where a number is less than the first of the bounds, or more than the second."""
+    if bounds is None:
+        return
+    low, high = bounds
+    wrong = array[(array < low) | (array > high)]
+    if wrong.size:
+        raise ValueError(f"expected numbers from {low} to {high}, got {wrong[0]}")
 
 
 def match_tensors(
@@ -558,9 +569,11 @@ class ModelRunner:
         values = np.frombuffer(data, DTYPES[dtype]) if isinstance(data, bytes) else np.array(data, DTYPES[dtype])
         return self._add("constant", name, shape, dtype, nbytes=nbytes, init=values.reshape(shape))
 
-    def input(self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, below: Any = None) -> Buffer:
-        """Every number of an array given for it must be less than `below`; a GPU buffer's are not looked at."""
-        self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=below)
+    def input(
+        self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, bounds: Any = None
+    ) -> Buffer:
+        """bounds: the least and the largest number of an array given for it; a GPU buffer's are not looked at."""
+        self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=bounds)
         return buffer
 
     def output(self, entry: str, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: str = "f32") -> None:
@@ -678,9 +691,8 @@ class ModelRunner:
         for name, own in target.feeds.items():
             try:
                 if not isinstance(given[name], self.wgpu.GPUBuffer):
-                    arrays[own] = array = to_tensor(given[name], own)
-                    if own.data is not None and (wrong := array[array >= own.data]).size:
-                        raise ValueError(f"expected numbers below {own.data}, got {wrong[0]}")
+                    arrays[own] = to_tensor(given[name], own)
+                    check_bounds(arrays[own], own.data)
                 elif given[name] is not own.gpu:
                     foreign[own] = self._in_place(target, own, given[name])
             except (TypeError, ValueError, self.wgpu.GPUError) as error:
@@ -997,10 +1009,17 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             print(f"random weights, seed {args.seed}")
             runner.init_weights(args.seed, ("normal", 0.02))
         if timed:
-            for name, (shape, dtype) in runner.entries[args.entry].inputs.items():
-                if name not in inputs:
-                    print(f"input {name}: {f'random, seed {args.seed}' if dtype == 'f32' else 'zeros'}")
-                    inputs[name] = rng.standard_normal(shape) if dtype == "f32" else np.zeros(shape, int)
+            for name, buffer in runner.entries[args.entry].feeds.items():
+                if name in inputs:
+                    continue
+                if buffer.dtype == "f32":
+                    print(f"input {name}: random, seed {args.seed}")
+                    inputs[name] = rng.standard_normal(buffer.shape)
+                    continue
+                low, high = buffer.data or (0, 0)
+                number = min(max(low, 0), high)  # the one within the bounds that is nearest to 0
+                print(f"input {name}: all {number}")
+                inputs[name] = np.full(buffer.shape, number)
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)

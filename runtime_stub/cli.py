@@ -75,10 +75,17 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             print(f"random weights, seed {args.seed}")
             runner.init_weights(args.seed, ("normal", 0.02))
         if timed:
-            for name, (shape, dtype) in runner.entries[args.entry].inputs.items():
-                if name not in inputs:
-                    print(f"input {name}: {f'random, seed {args.seed}' if dtype == 'f32' else 'zeros'}")
-                    inputs[name] = rng.standard_normal(shape) if dtype == "f32" else np.zeros(shape, int)
+            for name, buffer in runner.entries[args.entry].feeds.items():
+                if name in inputs:
+                    continue
+                if buffer.dtype == "f32":
+                    print(f"input {name}: random, seed {args.seed}")
+                    inputs[name] = rng.standard_normal(buffer.shape)
+                    continue
+                low, high = buffer.data or (0, 0)
+                number = min(max(low, 0), high)  # the one within the bounds that is nearest to 0
+                print(f"input {name}: all {number}")
+                inputs[name] = np.full(buffer.shape, number)
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)

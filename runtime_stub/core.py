@@ -12,7 +12,7 @@ import numpy as np
 
 from .doctor import check_offer, choose_adapter, import_wgpu, request_device
 from .weight_files import read_weights
-from .weights import DTYPES, Buffer, Names, match_tensors, to_tensor
+from .weights import DTYPES, Buffer, Names, check_bounds, match_tensors, to_tensor
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 STAGING = 268_435_456  # WebGPU's default max-buffer-size: more than this is read back in parts
@@ -178,9 +178,11 @@ class ModelRunner:
         values = np.frombuffer(data, DTYPES[dtype]) if isinstance(data, bytes) else np.array(data, DTYPES[dtype])
         return self._add("constant", name, shape, dtype, nbytes=nbytes, init=values.reshape(shape))
 
-    def input(self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, below: Any = None) -> Buffer:
-        """Every number of an array given for it must be less than `below`; a GPU buffer's are not looked at."""
-        self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=below)
+    def input(
+        self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, bounds: Any = None
+    ) -> Buffer:
+        """bounds: the least and the largest number of an array given for it; a GPU buffer's are not looked at."""
+        self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=bounds)
         return buffer
 
     def output(self, entry: str, name: str, buffer: Buffer, shape: tuple[int, ...], dtype: str = "f32") -> None:
@@ -298,9 +300,8 @@ class ModelRunner:
         for name, own in target.feeds.items():
             try:
                 if not isinstance(given[name], self.wgpu.GPUBuffer):
-                    arrays[own] = array = to_tensor(given[name], own)
-                    if own.data is not None and (wrong := array[array >= own.data]).size:
-                        raise ValueError(f"expected numbers below {own.data}, got {wrong[0]}")
+                    arrays[own] = to_tensor(given[name], own)
+                    check_bounds(arrays[own], own.data)
                 elif given[name] is not own.gpu:
                     foreign[own] = self._in_place(target, own, given[name])
             except (TypeError, ValueError, self.wgpu.GPUError) as error:

@@ -24,7 +24,8 @@ class Buffer:
 
     def __init__(self, kind: str, name: str, shape: tuple[int, ...], dtype: str, nbytes: int, data: Any = None) -> None:
         self.kind, self.name, self.shape, self.dtype, self.nbytes = kind, name, shape, dtype, nbytes
-        self.data = data  # a parameter's init, a constant's values, an input's bound, the buffer an output is read from
+        # a parameter's init, a constant's values, an input's bounds, the buffer an output is read from
+        self.data = data
         self.gpu: Any = None
 
     def __str__(self) -> str:
@@ -93,6 +94,16 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
             raise ValueError(f"{text} from {low} to {high}")
     with np.errstate(all="ignore"):  # what the dtype cannot hold becomes inf
         return array.astype(dtype, order="C", copy=False)
+
+
+def check_bounds(array: Any, bounds: tuple[int, int] | None) -> None:
+    """ValueError where a number is less than the first of the bounds, or more than the second."""
+    if bounds is None:
+        return
+    low, high = bounds
+    wrong = array[(array < low) | (array > high)]
+    if wrong.size:
+        raise ValueError(f"expected numbers from {low} to {high}, got {wrong[0]}")
 
 
 def match_tensors(

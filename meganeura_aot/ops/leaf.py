@@ -28,7 +28,10 @@ class Leaf(Op, register=False):
 
 @dataclass(frozen=True)
 class Input(Leaf):
-    """Given by the caller at every call."""
+    """Given by the caller at every call. minimum, maximum: of integers, what each number must not go past."""
+
+    minimum: int | None = None
+    maximum: int | None = None
 
 
 @dataclass(frozen=True)

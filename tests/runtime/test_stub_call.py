@@ -213,10 +213,10 @@ class Bounded(ModelRunner):
     """bounded: numbers with a bound."""
 
     def buffers(self) -> None:
-        self.b_ids = self.input("run", "ids", (2, 2), "u32", nbytes=16, below=5)
-        self.b_one = self.input("run", "one", (), "u32", nbytes=4, below=1)
-        self.b_far = self.input("run", "far", (2,), "u32", nbytes=8, below=2**32)
-        self.b_none = self.input("run", "none", (0,), "u32", nbytes=4, below=0)
+        self.b_ids = self.input("run", "ids", (2, 2), "u32", nbytes=16, bounds=(0, 4))
+        self.b_one = self.input("run", "one", (), "u32", nbytes=4, bounds=(-1, 0))
+        self.b_far = self.input("run", "far", (2,), "u32", nbytes=8, bounds=(0, 2**32 - 1))
+        self.b_none = self.input("run", "none", (0,), "u32", nbytes=4, bounds=(0, -1))
         self.output("run", "ids", self.b_ids, (4,), "u32")
 
     def encode_run(self, encoder: Any) -> None:
@@ -228,11 +228,11 @@ def test_integers_that_reach_their_bound_are_refused(gpu: Any, monkeypatch: pyte
     good = {"ids": [[4, 0], [1, 4]], "one": 0, "far": [2**32 - 1, 0], "none": np.zeros(0, int)}
     assert runner.call("run", good)["ids"].tolist() == [4, 0, 1, 4]
     monkeypatch.setattr(runner, "upload", None)
-    with pytest.raises(ValueError, match="input 'ids' of run: expected numbers below 5, got 7$"):
+    with pytest.raises(ValueError, match="input 'ids' of run: expected numbers from 0 to 4, got 7$"):
         runner.call("run", good | {"ids": [[4, 7], [9, 4]]})
-    with pytest.raises(ValueError, match="input 'ids' of run: expected numbers below 5, got 5$"):
+    with pytest.raises(ValueError, match="input 'ids' of run: expected numbers from 0 to 4, got 5$"):
         runner.call("run", good | {"ids": np.array([[4, 4], [4, 5]], np.uint8)})
-    with pytest.raises(ValueError, match="input 'one' of run: expected numbers below 1, got 1$"):
+    with pytest.raises(ValueError, match="input 'one' of run: expected numbers from -1 to 0, got 1$"):
         runner.call("run", good | {"one": True})
 
 

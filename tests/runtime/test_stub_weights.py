@@ -366,7 +366,9 @@ def test_a_device_is_refused(two: Two) -> None:
         two.load_weights("/dev/zero")
 
 
-@pytest.mark.parametrize("source", [None, 3, b"bytes", [1], (pair for pair in ()), {1}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "source", [None, 3, b"bytes", [1], (pair for pair in ()), {1}, object()], ids=lambda source: type(source).__name__
+)
 def test_what_is_neither_a_path_nor_a_mapping(two: Two, source: Any) -> None:
     with pytest.raises(WeightError, match=r"expected a path, or arrays by name, such as .*named_parameters\(\)\); got"):
         two.load_weights(source)
