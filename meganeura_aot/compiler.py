@@ -32,7 +32,7 @@ accumulate advance allocate apply bind bind_groups buffer buffers call checked c
 create_pipeline declare describe device entries features fit get_state gradient gradients has init_weights input
 inputs limits load_checkpoint load_weights moment name numbers on_nan optimizer optimizer_defaults optimizer_kind
 optional_features output outputs parameter parameters pipeline pipelines reset save_checkpoint save_weights set_state
-state states step train_step upload weights wgpu
+state states step target train_step upload weights wgpu
 """
 RUNNER_NAMES = frozenset(RUNNER_ATTRIBUTES.split())
 

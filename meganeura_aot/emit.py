@@ -100,7 +100,7 @@ def wrapped(label: str, text: str) -> list[str]:
 def emit_model(plan: ExecutionPlan, header: Header, names: Names) -> str:
     """class Runner: declarations, then one statement a dispatch."""
     base = "TrainingRunner" if plan.training else "ModelRunner"
-    lines = [f"class Runner({base}):", f"    name = {quote(header.name)}"]
+    lines = [f"class Runner({base}):", f"    name = {quote(header.name)}", f"    target = {quote(plan.target.name)}"]
     if plan.limits():
         limits = ", ".join(f"{quote(name)}: {value}" for name, value in plan.limits().items())
         lines.append(f"    limits = {{{limits}}}")
@@ -252,9 +252,9 @@ def method_lines(entry: EntryPlan, plan: ExecutionPlan) -> list[str]:
     quoted = textwrap.wrap(summary, LINE - 14, break_long_words=False)
     body = "\n        ".join(quoted)
     return [
-        f"def {entry.name}(self, outputs=None, **inputs):",
+        f"def {entry.name}(self, *only, outputs=None, **inputs):",
         f'    """{body}"""',
-        f"    return self.call({quote(entry.name)}, inputs, outputs)",
+        f"    return self.call({quote(entry.name)}, inputs, *only, outputs=outputs)",
     ]
 
 

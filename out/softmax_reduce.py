@@ -24,6 +24,8 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,9 +52,15 @@ max-samplers-per-shader-stage 16 max-storage-textures-per-shader-stage 4 max-bin
 max-vertex-buffers 8 max-vertex-attributes 16 max-vertex-buffer-array-stride 2048 max-color-attachments 8
 max-inter-stage-shader-variables 16 max-color-attachment-bytes-per-sample 32 max-immediate-size 0"""
 UNUSED = ("texture", "sample", "vertex", "color", "inter-stage", "immediate")
+VULKAN_METAL_DX12 = 0b1101  # flags of WGPUInstanceBackend, as wgpu-native numbers them
+CPU_ADVICE = "this adapter is a CPU: compile with --target cpu, whose kernels are faster there"
 REMEDY = (
     "install the GPU vendor's Vulkan driver, or Mesa's (Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1)"
 )
+
+
+class CpuAdapterWarning(UserWarning):
+    """A runner compiled for GPUs runs on a software adapter."""
 
 
 def import_wgpu() -> Any:
@@ -63,6 +71,80 @@ def import_wgpu() -> Any:
         return importlib.import_module("wgpu")
     except ModuleNotFoundError as error:
         raise ImportError("the package wgpu is not installed: pip install wgpu") from error
+
+
+class Process:
+    """What all runners of a process share, whatever files they come from: it is kept on the module wgpu."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # around what wgpu does not do in several threads at once
+        self.pid: int | None = None  # of the process that opened the GPU
+        self.gl_adapters: list[Any] = []  # found once and never dropped: see find_adapters
+        self.warned = False  # about a software adapter
+
+
+def this_process() -> Any:
+    """The Process of this one; setdefault is atomic, so that all threads get the same."""
+    return vars(import_wgpu()).setdefault("_meganeura_process", Process())
+
+
+def open_process() -> None:
+    """Say that this process uses the GPU; RuntimeError in a child that was forked after its parent had done so."""
+    process = this_process()
+    if process.pid not in (None, os.getpid()):
+        raise RuntimeError(
+            "this process was forked from one that had opened the GPU, and drivers do not work in such a child: "
+            "start it by multiprocessing.get_context('spawn'), or make the first runner after the fork"
+        )
+    with process.lock:
+        if process.pid is None and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=keep_what_was_inherited)
+        process.pid = os.getpid()
+
+
+def keep_what_was_inherited() -> None:
+    """In a forked child: never release wgpu's objects of the parent, for that waits for threads which are not there."""
+    try:
+        native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
+        first_of_child = next(importlib.import_module("wgpu._classes").object_id_counter)
+        release = native.GPUObjectBase._release
+    except (ImportError, AttributeError):
+        return
+
+    def release_own(self: Any) -> None:
+        if self.uid > first_of_child:
+            release(self)
+
+    native.GPUObjectBase._release = release_own
+
+
+def find_adapters() -> list[Any]:
+    """Those of Vulkan, Metal and DX12; of GL only where there are none of these.
+
+    To look for GL makes an EGL context current, and a GL adapter is dropped with its context current: where another
+    thread holds one, wgpu ends the process. So one thread at a time looks, once, and these adapters are kept.
+    """
+    open_process()
+    process = this_process()
+    with process.lock:
+        try:
+            adapters = find_adapters_without_gl()
+        except (ImportError, AttributeError):  # another wgpu than the one this was written for
+            return list(import_wgpu().gpu.enumerate_adapters_sync())
+        if not adapters and not process.gl_adapters:
+            process.gl_adapters = import_wgpu().gpu.enumerate_adapters_sync()
+        return adapters or list(process.gl_adapters)
+
+
+def find_adapters_without_gl() -> list[Any]:
+    """As enumerate_adapters_sync, which cannot leave a backend out."""
+    native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
+    enumerate_adapters = native.libf.wgpuInstanceEnumerateAdapters
+    instance = native.get_wgpu_instance()
+    options = native.ffi.new("WGPUInstanceEnumerateAdapterOptions *", {"backends": VULKAN_METAL_DX12})
+    handles = native.ffi.new("WGPUAdapter[]", enumerate_adapters(instance, options, native.ffi.NULL))
+    enumerate_adapters(instance, options, handles)
+    return [native.gpu._create_adapter(handle) for handle in handles]
 
 
 def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
@@ -81,7 +163,7 @@ def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
 def choose_adapter(wanted: str | None) -> Any:
     """The best adapter with this text, or MEGANEURA_ADAPTER, in its summary: GL last, then discrete to CPU."""
     text, order = wanted or os.environ.get("MEGANEURA_ADAPTER", ""), {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
-    adapters = import_wgpu().gpu.enumerate_adapters_sync()
+    adapters = find_adapters()
     adapters.sort(key=lambda a: ("GL" in a.info["backend_type"], order.get(a.info["adapter_type"], 2)))
     for adapter in adapters:
         if text.lower() in adapter.summary.lower():
@@ -103,13 +185,19 @@ def request_device(adapter: Any, model: Any) -> Any:
     """A device with what the model needs, and with the optional features that it can have."""
     limits = check_offer(adapter, model)
     extra = [name for name in ("timestamp-query", *model.optional_features) if name in adapter.features]
-    while True:
-        try:
-            return adapter.request_device_sync(required_features=[*model.features, *extra], required_limits=limits)
-        except RuntimeError:  # an adapter may offer an experimental feature and refuse it
-            if not extra:
-                raise
-            extra.pop()
+    with this_process().lock:
+        while True:
+            try:
+                return adapter.request_device_sync(required_features=[*model.features, *extra], required_limits=limits)
+            except RuntimeError:  # an adapter may offer an experimental feature and refuse it
+                if not extra:
+                    raise
+                extra.pop()
+
+
+def is_slow(adapter: Any, model: Any) -> bool:
+    """Whether the model was compiled for GPUs and the adapter is none."""
+    return model.target in ("webgpu", "native") and adapter.info["adapter_type"] == "CPU"
 
 
 def doctor(model: Any, wanted: str | None) -> int:
@@ -117,10 +205,13 @@ def doctor(model: Any, wanted: str | None) -> int:
     print(f"{model.name} on Python {platform.python_version()}, {platform.platform()}")
     try:
         print(f"wgpu {import_wgpu().__version__}")
-        for found in import_wgpu().gpu.enumerate_adapters_sync():
+        for found in find_adapters():
             print(f"adapter: {found.summary}, driver {found.info['description'] or 'unknown'}")
         adapter = choose_adapter(wanted)
-        print(f"chosen: {adapter.summary}\n{'limit or feature':<48}{'needed':>12}{'offered':>12}")
+        print(f"chosen: {adapter.summary}")
+        if is_slow(adapter, model):
+            print(CPU_ADVICE)
+        print(f"{'limit or feature':<48}{'needed':>12}{'offered':>12}")
         for name, needed, offered, enough in compare(adapter, model):
             print(f"{name:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
         request_device(adapter, model).destroy()
@@ -411,16 +502,38 @@ BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform
 
 
 def guarded(method: Method) -> Method:
-    """Of an open runner only, and for one thread at a time."""
+    """Of a runner that can be used only, and for one thread at a time."""
 
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **more: Any) -> Any:
+        if self._pid != os.getpid():  # before the lock, which nobody would release in a child
+            raise RuntimeError(
+                f"{self.name} was made in another process, and a GPU cannot be used across a fork: make the runner in "
+                "the process that uses it, or start that one by multiprocessing.get_context('spawn')"
+            )
         with self._lock:
             if self.closed:
                 raise RuntimeError(f"{self.name} is closed")
+            if self._destroyed:
+                names = ", ".join(map(repr, self._destroyed))
+                raise RuntimeError(
+                    f"{self.name}: the buffer of {names}, which was lent, was destroyed: make a new runner"
+                )
             return method(self, *arguments, **more)
 
     return cast(Method, alone)
+
+
+def watch_destroy(gpu: Any, name: str, destroyed: list[str]) -> None:
+    """From now on gpu.destroy() also notes the name: once submitted, a destroyed buffer would end the process."""
+    itself = weakref.ref(gpu)  # a buffer that refers to itself would wait for Python's collector
+
+    def destroy() -> None:
+        destroyed.append(name)
+        if (known := itself()) is not None:
+            type(known).destroy(known)
+
+    gpu.destroy = destroy
 
 
 class Pipeline(NamedTuple):
@@ -501,20 +614,27 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
+    target = ""  # what it was compiled for
     parameters = property(lambda self: self._named("parameter").types())
     states = property(lambda self: self._named("state").types())
-    inputs = property(lambda self: self.entries[self._only].inputs)
-    outputs = property(lambda self: self.entries[self._only].outputs)
+    inputs = property(lambda self: self._only_entry("inputs").inputs)
+    outputs = property(lambda self: self._only_entry("outputs").outputs)
 
     def __init__(self, device: Any = None, adapter: str | None = None, checked: bool = False) -> None:
         self.declare()
-        self.wgpu, self.checked, self._own_device = import_wgpu(), checked, device is None
+        self.wgpu = import_wgpu()
+        open_process()
+        self.checked = checked
+        self._own_device = device is None
         self.device = request_device(choose_adapter(adapter), self) if device is None else device
         check_offer(self.device, self)
+        self._slow = is_slow(self.device.adapter, self)
         self.has = self.device.features.__contains__
         self.bind = functools.partial(BindGroup, self.device)
-        self._module, self.pipeline = functools.cache(self.create_module), functools.cache(self.create_pipeline)
-        self._layout = functools.cache(self._create_layout)
+        # Made once for each text, signature, or text with constants.
+        self._modules = dict[str, Any]()
+        self._layouts = dict[Any, Any]()
+        self._pipelines = dict[Any, Pipeline]()
         for buffer in self._declared:
             buffer.gpu = self.allocate(buffer)
             if buffer.kind == "constant":
@@ -527,15 +647,23 @@ class ModelRunner:
             getattr(self, f"encode_{entry.name}")(entry)
             sizes = [b.nbytes for b in entry.results.values()]
             size = max(size, min(sum(sizes), STAGING), *sizes)
-        self._make_staging = functools.partial(self.device.create_buffer, size=size, usage="MAP_READ | COPY_DST")
-        self._staging = self._make_staging()
+        self._staging_size = size
+        self._staging: Any = self._make_staging()
+
+    def _make_staging(self) -> Any:
+        """What results are copied to and read from."""
+        return self.device.create_buffer(size=self._staging_size, usage="MAP_READ | COPY_DST")
 
     def declare(self) -> "ModelRunner":
         """Record what buffers() declares: a runner with no more than this needs no GPU and cannot run."""
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
         self._only = names[0] if len(self.entries) == 1 else None
-        self._lock, self.closed, self._declared = threading.RLock(), False, list[Buffer]()
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self.closed = False
+        self._declared = list[Buffer]()
+        self._destroyed = list[str]()  # lent buffers that the host program has destroyed
         self._positions: dict[Buffer, Any] = {}  # the host's copy of the states that entries advance
         self.buffers()
         self._missing = list(self.parameters)
@@ -549,6 +677,17 @@ class ModelRunner:
         for e in runner.entries.values():
             named += [(f"{e.name}: ", b) for b in (*e.feeds.values(), *e.results.values())]
         return "\n".join([cls.__doc__ or cls.name, *(f"{where}{b.kind} {b.name} {b}" for where, b in named)])
+
+    def _only_entry(self, what: str) -> Entry:
+        """That of a model with one entry; ValueError saying how to get at `what` of one of several."""
+        if self._only is None:
+            names = list(self.entries)
+            raise ValueError(
+                f"{what} of {self.name}: expected a model with one entry, got {', '.join(names)}: "
+                f'runner.entries["{names[0]}"].{what}'
+            )
+        entry: Entry = self.entries[self._only]
+        return entry
 
     def _named(self, kind: str) -> Names:
         return Names((buffer.name, buffer) for buffer in self._declared if buffer.kind == kind)
@@ -587,7 +726,10 @@ class ModelRunner:
 
     @guarded
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
-        """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter: destroy none."""
+        """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter.
+
+        It stays the runner's: where it is destroyed, every later use of the runner is a RuntimeError.
+        """
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
         entry = entry or self._only
@@ -595,7 +737,10 @@ class ModelRunner:
         found = found or {b for b in self._declared if b.name == name and b.kind in ("state", "parameter")}
         if len(found) != 1:
             raise ValueError(f"buffer {name!r}: expected an output, state or parameter; entry= where entries differ")
-        return found.pop().gpu
+        gpu = found.pop().gpu
+        if "destroy" not in vars(gpu):
+            watch_destroy(gpu, name, self._destroyed)
+        return gpu
 
     def allocate(self, buffer: Buffer) -> Any:
         usage = "STORAGE | UNIFORM | COPY_SRC | COPY_DST"
@@ -617,31 +762,70 @@ class ModelRunner:
             pass  # no such function here; or the text is wrong, and the public call raises naga's message
         return self.device.create_shader_module(code=code)
 
+    def pipeline(self, code: str, **constants: float) -> Pipeline:
+        key = (code, *constants.items())
+        if key not in self._pipelines:
+            self._pipelines[key] = self.create_pipeline(code, **constants)
+        return self._pipelines[key]
+
     def create_pipeline(self, code: str, **constants: float) -> Pipeline:
         kinds = {"uniform": "uniform", "storageread_write": "storage"}
         found = ((int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code))
         bindings = tuple(sorted(found))
         layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
-        stage = {"module": self._module(code), "constants": constants}
+        if code not in self._modules:
+            self._modules[code] = self.create_module(code)
+        stage = {"module": self._modules[code], "constants": constants}
         gpu = self.device.create_compute_pipeline(layout=layout, compute=stage)
         return Pipeline(gpu, self._layout(bindings), bindings, code)
 
-    def _create_layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
+    def _layout(self, bindings: tuple[tuple[int, str], ...]) -> Any:
         """Explicit, one for each signature, so that bind groups can be shared."""
-        stage = self.wgpu.ShaderStage.COMPUTE
-        entries = [{"binding": n, "visibility": stage, "buffer": {"type": kind}} for n, kind in bindings]
-        return self.device.create_bind_group_layout(entries=entries)
+        if bindings not in self._layouts:
+            stage = self.wgpu.ShaderStage.COMPUTE
+            entries = [{"binding": n, "visibility": stage, "buffer": {"type": kind}} for n, kind in bindings]
+            self._layouts[bindings] = self.device.create_bind_group_layout(entries=entries)
+        return self._layouts[bindings]
 
     @guarded
-    def call(self, entry: str, inputs: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
-        """Run an entry point once; everything is checked before anything is uploaded or encoded."""
+    def call(
+        self, entry: str, inputs: Mapping[str, Any], *only: Any, outputs: Iterable[str] | None = None
+    ) -> dict[str, Any]:
+        """Run an entry point once; everything is checked before anything is uploaded or encoded.
+
+        only: in place of inputs, the array of the only one. outputs: names of those to read back, all by default.
+        """
         target = self.entries[entry]
-        if isinstance(outputs, str) or not (outputs is None or np.iterable(outputs)):
-            raise ValueError(f"outputs of {entry}: expected a tuple of some of {list(target.results)}, got {outputs!r}")
-        wanted = {target.results[name] for name in (target.results if outputs is None else outputs)}
-        results = [result for result in target.results.values() if result in wanted]
+        inputs = self._named_inputs(target, inputs, only)
+        results = self._wanted(target, outputs)
+        return self._run(target, inputs, results)
+
+    def _named_inputs(self, target: Entry, inputs: Mapping[str, Any], only: tuple[Any, ...]) -> Mapping[str, Any]:
+        """What is given by name, or one array for an only input."""
+        if not only:
+            return inputs
+        if inputs or len(only) > 1 or len(target.feeds) != 1:
+            names = ", ".join(f"{name}=" for name in target.feeds) or "none"
+            raise ValueError(
+                f"inputs of {target.name}: expected {names} by name, or one array for an only input; "
+                f"got {len(only)} without a name and {list(inputs)}; outputs are chosen by outputs="
+            )
+        return dict(zip(target.feeds, only))
+
+    def _wanted(self, target: Entry, outputs: Iterable[str] | None) -> list[Buffer]:
+        """The results with these names, all where there are none, in the order of declaration."""
+        if outputs is None:
+            return list(target.results.values())
+        if isinstance(outputs, str) or not np.iterable(outputs):
+            expected = f"expected a tuple of some of {list(target.results)}"
+            raise ValueError(f"outputs of {target.name}: {expected}, got {outputs!r}")
+        wanted = {target.results[name] for name in outputs}
+        return [result for result in target.results.values() if result in wanted]
+
+    def _run(self, target: Entry, inputs: Mapping[str, Any], results: list[Buffer]) -> dict[str, Any]:
         arrays, foreign, positions = self._prepare(target, inputs)
-        record = functools.partial(self._record, entry, getattr(self, f"encode_{entry}"), foreign)
+        encode = getattr(self, f"encode_{target.name}")
+        record = functools.partial(self._record, target.name, encode, foreign)
         return self._perform(arrays, foreign, record, results, functools.partial(self._positions.update, positions))
 
     def _record(self, label: str, encode: Any, foreign: Any, commands: Any, stamps: Any = None) -> None:
@@ -678,6 +862,14 @@ class ModelRunner:
                 outcome[b.name], data = b.array(data), data[b.nbytes :]
         return outcome
 
+    def _say_slow(self) -> None:
+        """Once a process."""
+        self._slow = False
+        process = this_process()
+        if not process.warned:
+            process.warned = True
+            warnings.warn(f"{self.name}: {CPU_ADVICE}", CpuAdapterWarning, stacklevel=2)
+
     def _need_weights(self) -> None:
         if self._missing:
             raise RuntimeError(f"{self.name} is without weights: {', '.join(self._missing)}: load or init them")
@@ -685,6 +877,8 @@ class ModelRunner:
     def _prepare(self, target: Entry, given: Mapping[str, Any]) -> tuple[dict[Buffer, Any], ...]:
         """The arrays to upload, the host program's buffers to use in place, and the positions after the run."""
         self._need_weights()
+        if self._slow:
+            self._say_slow()
         if given.keys() != target.feeds.keys():
             raise ValueError(f"inputs of {target.name}: expected {list(target.feeds)}, got {list(given)}")
         arrays, foreign, after = dict[Buffer, Any](), dict[Buffer, Any](), dict[Buffer, Any]()
@@ -780,13 +974,34 @@ class ModelRunner:
             self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
-        """Free the buffers, and the device unless it is the host program's."""
+        """Free what it has on the GPU, and the device unless it is the host program's."""
+        if self._pid != os.getpid():  # all of it is the parent's
+            self.closed = True
+            return
         with self._lock:
+            if self.closed:
+                return
             self.closed = True
             for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
                 gpu.destroy()
             if self._own_device:
                 self.device.destroy()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Let go of all that wgpu has made, so that its memory is freed now."""
+        for buffer in self._declared:
+            buffer.gpu = None
+        for entry in self.entries.values():
+            entry.work.clear()
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Pipeline | BindGroup):
+                delattr(self, name)
+        for made in (self._modules, self._layouts, self._pipelines):
+            made.clear()
+        self._staging = None
+        if self._own_device and hasattr(self.device, "_release"):
+            self.device._release()  # it refers to itself, and would stay until Python's collector runs
 
     __exit__ = close
 
@@ -892,9 +1107,14 @@ def sync_folder(folder: str) -> None:
 
 
 def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: int, each: bool) -> None:
-    """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down."""
-    runner.call(entry, inputs, ())
+    """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down.
+
+    They are runs in earnest: states move, and steps of training change the weights, which is said. `step` of a training
+    runner does not move with them.
+    """
     target, device, usage = runner.entries[entry], runner.device, runner.wgpu.BufferUsage
+    for buffer, array in runner._prepare(target, inputs)[0].items():
+        runner.upload(buffer, array)
     numbers = [n for _, n, _ in target.advances]
     resident = {name: inputs[name] if name in numbers else b.gpu for name, b in target.feeds.items()}
     passes: list[tuple[str, Any]] = [("run", getattr(runner, f"encode_{entry}"))]
@@ -934,6 +1154,8 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
     wall, read = run(count)
     # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
     tick = 1e3 * (time.perf_counter() - began) / max(1, read.max() - first)
+    if any(buffer.kind == "parameter" for buffer in target.written):
+        print("the timed steps have changed the weights of this runner; nothing is saved")
     print(f"{runner.name} {entry}, ms a run on {device.adapter.summary}")
     print(f"{1e3 * wall / count:10.3f}  wall, {count} runs in a row, with encoding and one wait")
     if not stamped:
@@ -1646,6 +1868,7 @@ fn main(
 
 class Runner(ModelRunner):
     name = "softmax_reduce"
+    target = "webgpu"
 
     def buffers(self):
         self.b_x = self.input("run", "x", (5, 12, 70), nbytes=16800)
@@ -1692,10 +1915,10 @@ class Runner(ModelRunner):
         # sum_1: sum(f32[5, 12, 70]) -> f32[]
         encoder.dispatch(self.p_sum_2_0, self.g_sum_1, 1, 1, 1)
 
-    def run(self, outputs=None, **inputs):
+    def run(self, *only, outputs=None, **inputs):
         """x f32[5, 12, 70] -> softmax f32[5, 12, 70], log_softmax f32[5, 12, 70], row_sums f32[5, 12], channel_means
         f32[1, 12, 1], column_maxima f32[5, 70], total f32[]"""
-        return self.call("run", inputs, outputs)
+        return self.call("run", inputs, *only, outputs=outputs)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import importlib
 import os
 import platform
 import tempfile
+import threading
 from typing import Any
 
 # WebGPU's. wgpu-py grants every limit left out at the ADAPTER's value, and a model would run here and fail elsewhere:
@@ -21,9 +22,15 @@ max-samplers-per-shader-stage 16 max-storage-textures-per-shader-stage 4 max-bin
 max-vertex-buffers 8 max-vertex-attributes 16 max-vertex-buffer-array-stride 2048 max-color-attachments 8
 max-inter-stage-shader-variables 16 max-color-attachment-bytes-per-sample 32 max-immediate-size 0"""
 UNUSED = ("texture", "sample", "vertex", "color", "inter-stage", "immediate")
+VULKAN_METAL_DX12 = 0b1101  # flags of WGPUInstanceBackend, as wgpu-native numbers them
+CPU_ADVICE = "this adapter is a CPU: compile with --target cpu, whose kernels are faster there"
 REMEDY = (
     "install the GPU vendor's Vulkan driver, or Mesa's (Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1)"
 )
+
+
+class CpuAdapterWarning(UserWarning):
+    """A runner compiled for GPUs runs on a software adapter."""
 
 
 def import_wgpu() -> Any:
@@ -34,6 +41,80 @@ def import_wgpu() -> Any:
         return importlib.import_module("wgpu")
     except ModuleNotFoundError as error:
         raise ImportError("the package wgpu is not installed: pip install wgpu") from error
+
+
+class Process:
+    """What all runners of a process share, whatever files they come from: it is kept on the module wgpu."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # around what wgpu does not do in several threads at once
+        self.pid: int | None = None  # of the process that opened the GPU
+        self.gl_adapters: list[Any] = []  # found once and never dropped: see find_adapters
+        self.warned = False  # about a software adapter
+
+
+def this_process() -> Any:
+    """The Process of this one; setdefault is atomic, so that all threads get the same."""
+    return vars(import_wgpu()).setdefault("_meganeura_process", Process())
+
+
+def open_process() -> None:
+    """Say that this process uses the GPU; RuntimeError in a child that was forked after its parent had done so."""
+    process = this_process()
+    if process.pid not in (None, os.getpid()):
+        raise RuntimeError(
+            "this process was forked from one that had opened the GPU, and drivers do not work in such a child: "
+            "start it by multiprocessing.get_context('spawn'), or make the first runner after the fork"
+        )
+    with process.lock:
+        if process.pid is None and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=keep_what_was_inherited)
+        process.pid = os.getpid()
+
+
+def keep_what_was_inherited() -> None:
+    """In a forked child: never release wgpu's objects of the parent, for that waits for threads which are not there."""
+    try:
+        native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
+        first_of_child = next(importlib.import_module("wgpu._classes").object_id_counter)
+        release = native.GPUObjectBase._release
+    except (ImportError, AttributeError):
+        return
+
+    def release_own(self: Any) -> None:
+        if self.uid > first_of_child:
+            release(self)
+
+    native.GPUObjectBase._release = release_own
+
+
+def find_adapters() -> list[Any]:
+    """Those of Vulkan, Metal and DX12; of GL only where there are none of these.
+
+    To look for GL makes an EGL context current, and a GL adapter is dropped with its context current: where another
+    thread holds one, wgpu ends the process. So one thread at a time looks, once, and these adapters are kept.
+    """
+    open_process()
+    process = this_process()
+    with process.lock:
+        try:
+            adapters = find_adapters_without_gl()
+        except (ImportError, AttributeError):  # another wgpu than the one this was written for
+            return list(import_wgpu().gpu.enumerate_adapters_sync())
+        if not adapters and not process.gl_adapters:
+            process.gl_adapters = import_wgpu().gpu.enumerate_adapters_sync()
+        return adapters or list(process.gl_adapters)
+
+
+def find_adapters_without_gl() -> list[Any]:
+    """As enumerate_adapters_sync, which cannot leave a backend out."""
+    native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
+    enumerate_adapters = native.libf.wgpuInstanceEnumerateAdapters
+    instance = native.get_wgpu_instance()
+    options = native.ffi.new("WGPUInstanceEnumerateAdapterOptions *", {"backends": VULKAN_METAL_DX12})
+    handles = native.ffi.new("WGPUAdapter[]", enumerate_adapters(instance, options, native.ffi.NULL))
+    enumerate_adapters(instance, options, handles)
+    return [native.gpu._create_adapter(handle) for handle in handles]
 
 
 def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
@@ -52,7 +133,7 @@ def compare(offer: Any, model: Any) -> list[tuple[str, int, int, bool]]:
 def choose_adapter(wanted: str | None) -> Any:
     """The best adapter with this text, or MEGANEURA_ADAPTER, in its summary: GL last, then discrete to CPU."""
     text, order = wanted or os.environ.get("MEGANEURA_ADAPTER", ""), {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
-    adapters = import_wgpu().gpu.enumerate_adapters_sync()
+    adapters = find_adapters()
     adapters.sort(key=lambda a: ("GL" in a.info["backend_type"], order.get(a.info["adapter_type"], 2)))
     for adapter in adapters:
         if text.lower() in adapter.summary.lower():
@@ -74,13 +155,19 @@ def request_device(adapter: Any, model: Any) -> Any:
     """A device with what the model needs, and with the optional features that it can have."""
     limits = check_offer(adapter, model)
     extra = [name for name in ("timestamp-query", *model.optional_features) if name in adapter.features]
-    while True:
-        try:
-            return adapter.request_device_sync(required_features=[*model.features, *extra], required_limits=limits)
-        except RuntimeError:  # an adapter may offer an experimental feature and refuse it
-            if not extra:
-                raise
-            extra.pop()
+    with this_process().lock:
+        while True:
+            try:
+                return adapter.request_device_sync(required_features=[*model.features, *extra], required_limits=limits)
+            except RuntimeError:  # an adapter may offer an experimental feature and refuse it
+                if not extra:
+                    raise
+                extra.pop()
+
+
+def is_slow(adapter: Any, model: Any) -> bool:
+    """Whether the model was compiled for GPUs and the adapter is none."""
+    return model.target in ("webgpu", "native") and adapter.info["adapter_type"] == "CPU"
 
 
 def doctor(model: Any, wanted: str | None) -> int:
@@ -88,10 +175,13 @@ def doctor(model: Any, wanted: str | None) -> int:
     print(f"{model.name} on Python {platform.python_version()}, {platform.platform()}")
     try:
         print(f"wgpu {import_wgpu().__version__}")
-        for found in import_wgpu().gpu.enumerate_adapters_sync():
+        for found in find_adapters():
             print(f"adapter: {found.summary}, driver {found.info['description'] or 'unknown'}")
         adapter = choose_adapter(wanted)
-        print(f"chosen: {adapter.summary}\n{'limit or feature':<48}{'needed':>12}{'offered':>12}")
+        print(f"chosen: {adapter.summary}")
+        if is_slow(adapter, model):
+            print(CPU_ADVICE)
+        print(f"{'limit or feature':<48}{'needed':>12}{'offered':>12}")
         for name, needed, offered, enough in compare(adapter, model):
             print(f"{name:<48}{needed:>12}{offered:>12}{'' if enough else '  TOO LITTLE'}")
         request_device(adapter, model).destroy()

@@ -171,7 +171,7 @@ def validate(runner: Any, validation: Any) -> float:
         )
     results = list(runner.entries[entry].results)
     loss = "loss" if "loss" in results else results[0]
-    losses = [runner.call(entry, batch, (loss,))[loss].item() for batch in validation]
+    losses = [runner.call(entry, batch, outputs=(loss,))[loss].item() for batch in validation]
     if not losses:
         raise ValueError("validation of fit: expected batches, got none")
     return float(np.mean(losses))

@@ -9,9 +9,14 @@ from .core import BindGroup, ModelRunner
 
 
 def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: int, each: bool) -> None:
-    """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down."""
-    runner.call(entry, inputs, ())
+    """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down.
+
+    They are runs in earnest: states move, and steps of training change the weights, which is said. `step` of a training
+    runner does not move with them.
+    """
     target, device, usage = runner.entries[entry], runner.device, runner.wgpu.BufferUsage
+    for buffer, array in runner._prepare(target, inputs)[0].items():
+        runner.upload(buffer, array)
     numbers = [n for _, n, _ in target.advances]
     resident = {name: inputs[name] if name in numbers else b.gpu for name, b in target.feeds.items()}
     passes: list[tuple[str, Any]] = [("run", getattr(runner, f"encode_{entry}"))]
@@ -51,6 +56,8 @@ def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: in
     wall, read = run(count)
     # wgpu does not tell how long a tick is, but the host's clock does; most GPUs tick every nanosecond.
     tick = 1e3 * (time.perf_counter() - began) / max(1, read.max() - first)
+    if any(buffer.kind == "parameter" for buffer in target.written):
+        print("the timed steps have changed the weights of this runner; nothing is saved")
     print(f"{runner.name} {entry}, ms a run on {device.adapter.summary}")
     print(f"{1e3 * wall / count:10.3f}  wall, {count} runs in a row, with encoding and one wait")
     if not stamped:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import write_safetensors
-from .core import BindGroup, ModelRunner, guarded
+from .core import BindGroup, Entry, ModelRunner, guarded
 from .fit import fit_model
 from .optimizer import OptimizerNumbers, adam_numbers, check_number, sgd_numbers
 from .weight_files import read_safetensors
@@ -63,6 +63,8 @@ class TrainingRunner(ModelRunner):
     optimizer = property(lambda self: self._optimizer)
     step = property(lambda self: self._step, doc="Updates so far.")
     fit = fit_model
+    encode_accumulate: Callable[[Any], None]  # generated code defines these two
+    encode_apply: Callable[[Any], None]
 
     # Generated code declares with these too.
 
@@ -74,12 +76,16 @@ class TrainingRunner(ModelRunner):
     ) -> None:
         if on_nan not in ("ignore", "raise"):
             raise ValueError(f"on_nan of {self.name}: expected 'ignore' or 'raise', got {on_nan!r}")
-        self.on_nan, self._step, self._optimizer = on_nan, 0, OptimizerNumbers(self.optimizer_defaults)
+        self.on_nan = on_nan
+        self._step = 0
+        self._optimizer = OptimizerNumbers(self.optimizer_defaults)
         self._pending = False  # gradients wait for apply()
         self._busy = False  # in the middle of a step
         self._available = False  # gradients can be read
-        self._twins, self._backups = dict[Buffer, Buffer](), dict[Buffer, Buffer]()
-        self._adds, self._checks = list[Any](), list[Any]()
+        self._twins = dict[Buffer, Buffer]()  # where gradients are kept that were accumulated before
+        self._backups = dict[Buffer, Buffer]()  # where states are kept that the step writes
+        self._adds = list[Any]()  # dispatches that add what was kept
+        self._checks = list[Any]()  # dispatches that look for what is not finite
         super().__init__(device, adapter, checked)
         self._zero(self._of("moment"))
         for buffer, array in self._update_numbers(None).items():  # for --bench, which makes no steps of its own
@@ -92,9 +98,13 @@ class TrainingRunner(ModelRunner):
 
     def declare(self) -> "TrainingRunner":
         super().declare()
-        both, step = self.entries["accumulate"], self.entries.pop("train_step")
+        both = self.entries["accumulate"]
+        step = self.entries.pop("train_step")
         self.entries["train_step"] = step  # the last one
         step.feeds, step.results, step.advances = both.feeds, both.results, both.advances
+        apply = self.entries["apply"]
+        self._number_feeds = apply.feeds  # what the optimizer's numbers are uploaded to: no input of the user's
+        apply.feeds = Names()
         forward = [name for name in self.entries if name not in ("accumulate", "apply", "train_step")]
         self._only = forward[0] if len(forward) == 1 else None
         self._checkpointed()
@@ -127,21 +137,21 @@ class TrainingRunner(ModelRunner):
             commands.copy_buffer_to_buffer(source.gpu, 0, target.gpu, 0, source.nbytes)
 
     def encode_train_step(self, encoder: Any) -> None:
-        """What --bench and --profile time as the entry train_step."""
-        for entry in ("accumulate", "apply"):
-            getattr(self, f"encode_{entry}")(encoder)
+        """What the entry learns about itself, and what --bench and --profile time."""
+        self.encode_accumulate(encoder)
+        self.encode_apply(encoder)
 
     # Steps.
 
     @guarded
     def train_step(self, lr: float | None = None, **inputs: Any) -> float:
         """Forward, backward and update; the loss before the update. lr: for this step only, else optimizer["lr"]."""
-        return float(self._alone(self._learn, inputs, self._update_numbers(lr)))
+        return self._learn_alone(inputs, self._update_numbers(lr))
 
     @guarded
     def accumulate(self, **inputs: Any) -> float:
         """Forward and backward; gradients add up until apply(), as repeated .backward() in PyTorch. The loss."""
-        return float(self._alone(self._learn, inputs, None))
+        return self._learn_alone(inputs, None)
 
     @guarded
     def apply(self, lr: float | None = None) -> None:
@@ -151,6 +161,23 @@ class TrainingRunner(ModelRunner):
             raise RuntimeError(f"apply of {self.name}: expected accumulate() before it, got no gradients")
         done = functools.partial(self._done, {}, True)
         self._alone(self._perform, numbers, {}, self._entry("apply", {}), [], done)
+
+    def _run(self, target: Entry, inputs: Mapping[str, Any], results: list[Buffer]) -> dict[str, Any]:
+        """call() of a step does what its method does; the loss is its only result."""
+        if target.name == "apply":
+            if inputs:
+                raise ValueError(
+                    f"inputs of apply: expected none, for runner.optimizer has its numbers, got {list(inputs)}"
+                )
+            self.apply()
+            return {}
+        if target.name not in ("accumulate", "train_step"):
+            return super()._run(target, inputs, results)
+        loss = self._learn_alone(inputs, None if target.name == "accumulate" else self._update_numbers(None))
+        return {result.name: np.array(loss, np.float32) for result in results}
+
+    def _learn_alone(self, inputs: Mapping[str, Any], numbers: dict[Buffer, Any] | None) -> float:
+        return float(self._alone(self._learn, inputs, numbers))
 
     def _alone(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """The step, which a handler of a signal that comes meanwhile must neither repeat nor save."""
@@ -166,9 +193,12 @@ class TrainingRunner(ModelRunner):
             raise RuntimeError(f"{self.name}: expected no step under way, got a call from within one")
 
     def _update_numbers(self, lr: Any) -> dict[Buffer, Any]:
-        """The inputs of `apply`."""
-        feeds, arrays, o = self.entries["apply"].feeds, dict[Buffer, Any](), dict(self._optimizer)
-        o |= {} if lr is None else {"lr": check_number(f"lr of {self.name}", lr)}
+        """What an update reads of the optimizer's numbers."""
+        feeds = self._number_feeds
+        arrays = dict[Buffer, Any]()
+        o = dict(self._optimizer)
+        if lr is not None:
+            o["lr"] = check_number(f"lr of {self.name}", lr)
         for name, (lr_prefix, wd_prefix) in self.numbers.items():
             rate = check_number(f"lr * lr_mult.{lr_prefix}", o["lr"] * (o[f"lr_mult.{lr_prefix}"] if lr_prefix else 1))
             wanted = o["weight_decay"] * (o[f"wd_mult.{wd_prefix}"] if wd_prefix else 1)
@@ -335,6 +365,11 @@ class TrainingRunner(ModelRunner):
         """As of any runner; the optimizer starts anew."""
         super().init_weights(seed, default)
         self._start_anew()
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._adds.clear()
+        self._checks.clear()
 
     def _start_anew(self) -> None:
         self._step, self._pending, self._available = 0, False, False

@@ -61,8 +61,8 @@ class Scale(ModelRunner):
         # scale_0: f32[2, 3] * f32[2, 3] -> f32[2, 3]
         encoder.dispatch(self.p_scale_0, self.g_scale_0, 1, 1, 1)
 
-    def run(self, outputs: Any = None, **inputs: Any) -> Any:
-        return self.call("run", inputs, outputs)
+    def run(self, *only: Any, outputs: Any = None, **inputs: Any) -> Any:
+        return self.call("run", inputs, *only, outputs=outputs)
 
 
 class Kinds(ModelRunner):
@@ -95,8 +95,8 @@ class Kinds(ModelRunner):
     def encode_run(self, encoder: Any) -> None:
         pass
 
-    def run(self, outputs: Any = None, **inputs: Any) -> Any:
-        return self.call("run", inputs, outputs)
+    def run(self, *only: Any, outputs: Any = None, **inputs: Any) -> Any:
+        return self.call("run", inputs, *only, outputs=outputs)
 
 
 class Decode(ModelRunner):
@@ -141,11 +141,11 @@ class Decode(ModelRunner):
         encoder.dispatch(self.p_scale_0, self.g_scale_0, 1, 1, 1)
         encoder.dispatch(self.p_add_0, self.g_add_0, 1, 1, 1)
 
-    def prefill(self, outputs: Any = None, **inputs: Any) -> Any:
-        return self.call("prefill", inputs, outputs)
+    def prefill(self, *only: Any, outputs: Any = None, **inputs: Any) -> Any:
+        return self.call("prefill", inputs, *only, outputs=outputs)
 
-    def decode(self, outputs: Any = None, **inputs: Any) -> Any:
-        return self.call("decode", inputs, outputs)
+    def decode(self, *only: Any, outputs: Any = None, **inputs: Any) -> Any:
+        return self.call("decode", inputs, *only, outputs=outputs)
 
 
 class InPlace(ModelRunner):
@@ -168,8 +168,8 @@ class InPlace(ModelRunner):
     def encode_run(self, encoder: Any) -> None:
         encoder.dispatch(self.p_step_0, self.g_step_0, 1, 1, 1)
 
-    def run(self, outputs: Any = None, **inputs: Any) -> Any:
-        return self.call("run", inputs, outputs)
+    def run(self, *only: Any, outputs: Any = None, **inputs: Any) -> Any:
+        return self.call("run", inputs, *only, outputs=outputs)
 
 
 class Umlaut(ModelRunner):

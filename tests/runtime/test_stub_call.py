@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meganeura_aot import Graph, compile_graph
 from runtime_stub import ModelRunner
 
 from .runners import Decode, InPlace, Kinds, Scale
@@ -108,21 +109,21 @@ def test_an_array_that_numpy_cannot_take_is_a_value_error(scale: Scale) -> None:
 
 def test_outputs_are_picked_in_declaration_order(kinds: Kinds) -> None:
     assert list(kinds.run(**GIVEN)) == list(kinds.outputs)
-    assert list(kinds.run(("cache", "c1", "s"), **GIVEN)) == ["s", "c1", "cache"]
-    assert list(kinds.run(iter(["s"]), **GIVEN)) == ["s"]
+    assert list(kinds.run(outputs=("cache", "c1", "s"), **GIVEN)) == ["s", "c1", "cache"]
+    assert list(kinds.run(outputs=iter(["s"]), **GIVEN)) == ["s"]
     with pytest.raises(ValueError, match="'nope'.*expected one of s, ids"):
-        kinds.run(("s", "nope"), **GIVEN)
+        kinds.run(outputs=("s", "nope"), **GIVEN)
 
 
 @pytest.mark.parametrize("outputs", ["y", "yy", 5, 1.5, np.array(1), [5], ["y", None], [["y"]], {"y": 1, "x": 2}, b"y"])
 def test_outputs_that_are_no_names_are_refused(scale: Scale, outputs: Any) -> None:
     with pytest.raises(ValueError, match=r"expected (a tuple of some of \['y'\], got|one of y)"):
-        scale.run(outputs, x=X)
+        scale.run(outputs=outputs, x=X)
 
 
 def test_a_text_is_not_taken_for_names(gpu: Any) -> None:
     with pytest.raises(ValueError, match=r"outputs of decode: expected a tuple of some of \['y', 'z'\], got 'zy'"):
-        Decode(gpu).decode("zy", x=[1, 2, 3, 4])
+        Decode(gpu).decode(outputs="zy", x=[1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("room", [0, 8, 12, 20, 24, 4000, 4020, 10**6])
@@ -147,7 +148,7 @@ def test_outputs_come_back_in_parts(gpu: Any, monkeypatch: pytest.MonkeyPatch, s
         array[...] = 7
     assert all(np.array_equal(array, kept[name], equal_nan=True) for name, array in out.items())
     maps.clear()
-    assert list(runner.run(("w", "v", "s"), **GIVEN)) == ["s", "w", "v"] and len(maps) == 1 + (room < 4020)
+    assert list(runner.run(outputs=("w", "v", "s"), **GIVEN)) == ["s", "w", "v"] and len(maps) == 1 + (room < 4020)
 
 
 def test_more_outputs_than_one_buffer_holds(gpu: Any) -> None:
@@ -244,14 +245,14 @@ def test_no_outputs_read_nothing_back(scale: Scale, monkeypatch: pytest.MonkeyPa
         raise NoMap
 
     monkeypatch.setattr(scale._staging, "map_sync", map_sync)
-    assert scale.run((), x=X) == {}
+    assert scale.run(outputs=(), x=X) == {}
     with pytest.raises(NoMap):
         scale.run(x=X)
 
 
 def test_zero_size_alone_reads_nothing_back(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds._staging, "map_sync", None)
-    assert kinds.run(("none",), **GIVEN)["none"].shape == (3, 0)
+    assert kinds.run(outputs=("none",), **GIVEN)["none"].shape == (3, 0)
 
 
 def test_no_buffer_is_smaller_than_four_bytes(kinds: Kinds) -> None:
@@ -317,7 +318,7 @@ def test_a_refused_call_uploads_and_encodes_nothing(gpu: Any, monkeypatch: pytes
         (None, {}),
     ):
         with pytest.raises((RuntimeError, ValueError)):
-            runner.decode(outputs, **inputs)
+            runner.decode(outputs=outputs, **inputs)
     assert not touched
 
 
@@ -341,8 +342,46 @@ def test_entries_describe_themselves(gpu: Any) -> None:
     assert runner.entries["prefill"].outputs == {"position": ((1,), "u32")}
     assert runner.states == {"position": ((), "u32"), "rows": ((2,), "u32")} and runner.parameters == {}
     assert Scale(gpu).inputs == {"x": ((2, 3), "f32")} and Scale(gpu).outputs == {"y": ((2, 3), "f32")}
-    with pytest.raises(ValueError, match="prefill, decode"):
-        _ = runner.inputs
+    for what in ("inputs", "outputs"):
+        with pytest.raises(ValueError) as caught:
+            getattr(runner, what)
+        expected = f'{what} of decode: expected a model with one entry, got prefill, decode: runner.entries["prefill"]'
+        assert str(caught.value) == f"{expected}.{what}"
+
+
+def test_one_array_without_a_name(scale: Scale, kinds: Kinds, gpu: Any) -> None:
+    assert np.array_equal(scale.run(X)["y"], X * 3)
+    assert scale.run(X, outputs=()) == {}
+    assert np.array_equal(scale.call("run", {}, X)["y"], X * 3)
+    assert Decode(gpu).decode([1, 2, 3, 4])["y"].tolist() == [1, 4, 9, 16]
+    for use, message in (
+        (lambda: scale.run(X, X), "expected x= by name, .*; got 2 without a name and .."),
+        (lambda: scale.run(("y",), x=X), r"got 1 without a name and \['x'\].*outputs="),
+        (lambda: scale.call("run", {"x": X}, ("y",)), "inputs of run: expected x= by name"),
+        (lambda: kinds.run(X), "expected ids=, i=, s=, none= by name"),
+        (lambda: ModelRunnerWithout(gpu).call("run", {}, X), "inputs of run: expected none by name"),
+        (lambda: scale.run(X[0]), r"input 'x' of run: expected f32\[2, 3\], got float32\[3\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+
+def test_emitted_methods_take_one_array(gpu: Any) -> None:
+    one, both = Graph(), Graph()
+    one.set_outputs({"y": one.input("x", (3,)) * 2.0})
+    both.set_outputs({"sum": both.input("a", (3,)) + both.input("b", (3,))})
+    runner = compile_graph({"double": one, "add": both}).load(device=gpu)
+    assert runner.double(X[0])["y"].tolist() == [-4, -2, 0]
+    assert runner.double(X[0], outputs=()) == {} == runner.double(outputs=(), x=X[0])
+    with pytest.raises(ValueError, match="inputs of add: expected a=, b= by name"):
+        runner.add(X[0])
+
+
+class ModelRunnerWithout(ModelRunner):
+    """without: an entry without inputs."""
+
+    def encode_run(self, encoder: Any) -> None:
+        pass
 
 
 def test_gpu_buffers_are_found_by_name(gpu: Any) -> None:

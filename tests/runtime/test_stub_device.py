@@ -60,8 +60,8 @@ def adapter(summary: str, backend: str = "Vulkan", kind: str = "DiscreteGPU", **
 def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The adapters that wgpu will find; a test puts its own in."""
     found: list[Any] = []
-    gpu = types.SimpleNamespace(enumerate_adapters_sync=lambda: list(found))
-    monkeypatch.setattr(doctor, "import_wgpu", lambda: types.SimpleNamespace(gpu=gpu, __version__="0"))
+    monkeypatch.setattr(doctor, "find_adapters", lambda: list(found))
+    monkeypatch.setattr(doctor, "import_wgpu", lambda: types.SimpleNamespace(__version__="0"))
     monkeypatch.delenv("MEGANEURA_ADAPTER", raising=False)
     return found
 

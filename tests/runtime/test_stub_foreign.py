@@ -71,7 +71,7 @@ def test_buffers_seen_long_ago_are_forgotten(scale: Scale, gpu: Any) -> None:
 def test_one_runner_s_output_is_another_s_input(scale: Scale, gpu: Any) -> None:
     second = Scale(gpu)
     second.load_weights({"w": np.full((2, 3), 10, np.float32)})
-    scale.run((), x=X)
+    scale.run(outputs=(), x=X)
     assert np.array_equal(second.run(x=scale.buffer("y"))["y"], X * 20)
 
 
@@ -114,7 +114,7 @@ def test_destroyed_after_it_was_used(scale: Scale, gpu: Any) -> None:
     buffer.destroy()
     for outputs in (None, ()):
         with pytest.raises(ValueError, match="(?s)input 'x' of run.*destroyed"):
-            scale.run(outputs, x=buffer)
+            scale.run(outputs=outputs, x=buffer)
     assert np.array_equal(scale.run(x=X)["y"], X * 2)
 
 

@@ -17,7 +17,7 @@ def test_a_closed_runner_says_so(gpu: Any, own_device: bool) -> None:
     runner.close()
     for use in (
         lambda: runner.decode(x=[1, 2, 3, 4]),
-        lambda: runner.decode((), x=None),
+        lambda: runner.decode(outputs=(), x=None),
         lambda: runner.get_state("rows"),
         lambda: runner.set_state("rows", [1, 2]),
         lambda: runner.reset(),

@@ -35,7 +35,7 @@ def test_states_start_at_zero_even_in_used_memory(gpu: Any) -> None:
 
 def test_the_mirror_follows_the_gpu(decode: Decode) -> None:
     for calls in (1, 2):
-        decode.decode((), x=X)
+        decode.decode(outputs=(), x=X)
         assert position(decode) == (3 * calls, 3 * calls)
         assert decode.get_state("rows").tolist() == [calls, calls]
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime_stub import TrainingRunner
+from runtime_stub import TrainingRunner, main
 from runtime_stub.train import adam_numbers, sgd_numbers
 from runtime_stub.weights import Buffer
 
@@ -248,3 +248,85 @@ def test_replays_are_bit_identical(gpu: Any) -> None:
         losses = [runner.train_step(**batch) for batch in batches(10)]
         results.add((*losses, *bits(runner.weights()).values()))
     assert len(results) == 1
+
+
+# ---- the same by the name of the entry
+
+
+@pytest.mark.parametrize("on_nan", ["ignore", "raise"])
+def test_call_does_what_the_method_does(gpu: Any, on_nan: str) -> None:
+    """In every order of steps: what is pending, the number of updates, learning rates and states included."""
+    by_method, by_name = start(Stateful, gpu, on_nan=on_nan), start(Stateful, gpu, on_nan=on_nan)
+    given = iter(batches(12))
+    for entry in ("train_step", "accumulate", "accumulate", "train_step", "accumulate", "apply", "train_step"):
+        batch = {} if entry == "apply" else next(given)
+        loss = getattr(by_method, entry)(**batch)
+        result = by_name.call(entry, batch)
+        assert result == ({} if entry == "apply" else {"loss": np.float32(loss)})
+        assert all(array.dtype == np.float32 and array.shape == () for array in result.values())
+        assert by_name.step == by_method.step and by_name._pending == by_method._pending
+        assert bits(by_name.weights()) == bits(by_method.weights())
+        assert bits(by_name.gradients()) == bits(by_method.gradients())
+        assert by_name.get_state("seen") == by_method.get_state("seen") == by_name._positions[by_name.b_seen]
+    assert by_name.step == 4
+
+
+@pytest.mark.parametrize("entry", ["train_step", "accumulate"])
+def test_call_with_lr_0_moves_nothing(gpu: Any, entry: str) -> None:
+    runner = start(Momentum, gpu)
+    runner.optimizer["lr"] = 0
+    before = bits(runner.weights())
+    assert runner.call(entry, batches(1)[0], outputs=()) == {}
+    if entry == "accumulate":
+        runner.call("apply", {})
+    assert bits(runner.weights()) == before and runner.step == 1
+
+
+def test_call_undoes_a_step_that_is_not_finite(gpu: Any) -> None:
+    runner = start(Stateful, gpu, on_nan="raise")
+    before = bits(runner.weights())
+    with pytest.raises(RuntimeError, match="step 1 of line is undone"):
+        runner.call("train_step", batches(1)[0] | {"x": np.full((4, 3), np.nan)})
+    assert bits(runner.weights()) == before and runner.step == 0 and runner.get_state("seen") == 0
+
+
+def test_what_a_step_refuses_changes_nothing(gpu: Any) -> None:
+    runner = start(Adam, gpu)
+    before, batch = bits(runner.weights()), batches(1)[0]
+    with pytest.raises(RuntimeError, match=r"apply of line: expected accumulate\(\) before it"):
+        runner.call("apply", {})
+    runner.accumulate(**batch)
+    assert runner.entries["apply"].inputs == {}
+    with pytest.raises(ValueError, match=r"inputs of apply: expected none, .*optimizer.*got \['numbers'\]"):
+        runner.call("apply", {"numbers": np.ones(9)})
+    for entry in ("train_step", "accumulate"):
+        with pytest.raises(ValueError, match="unknown name 'error': expected one of loss"):
+            runner.call(entry, batch, outputs=("error",))
+        with pytest.raises(ValueError, match=f"inputs of {entry}"):
+            runner.call(entry, {"x": batch["x"]})
+    assert bits(runner.weights()) == before and runner.step == 0
+
+
+def test_a_step_as_a_script(
+    gpu: Any, tmp_path: Any, spy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner, batch = start(Line, gpu), batches(1)[0]
+    runner.save_weights("w.safetensors")
+    for name, array in batch.items():
+        np.save(f"{name}.npy", array)
+    done = spy(TrainingRunner, "_done")
+    given = ["--weights", "w.safetensors", "--input", "x=x.npy", "--input", "t=t.npy"]
+    main(Line, ["--entry", "train_step", *given])
+    assert [updated for *_, updated in done] == [True]
+    assert capsys.readouterr().out.startswith(f"loss: float32[], {np.float32(runner.train_step(**batch))}")
+    with pytest.raises(SystemExit, match=r"apply of line: expected accumulate\(\) before it"):
+        main(Line, ["--entry", "apply", "--weights", "w.safetensors"])
+
+
+@pytest.mark.parametrize("entry", ["run", "accumulate", "apply", "train_step"])
+def test_bench_says_that_it_changes_the_weights(capsys: pytest.CaptureFixture[str], entry: str) -> None:
+    main(Momentum, ["--entry", entry, "--bench", "2"])
+    out = capsys.readouterr().out
+    assert "wall" in out
+    assert ("have changed the weights" in out) == (entry in ("apply", "train_step"))

@@ -129,7 +129,7 @@ def test_lr_is_a_number_or_a_function_of_the_updates_so_far(gpu: Any) -> None:
 def test_validation_by_batches_is_the_mean_loss_of_the_forward_entry(gpu: Any) -> None:
     runner, held_out = start(Line, gpu), batches(3, seed=9)
     (epoch,) = runner.fit(batches(2), validation=held_out, log_every=0)
-    expected = np.mean([runner.run(("loss",), **batch)["loss"] for batch in held_out])
+    expected = np.mean([runner.run(outputs=("loss",), **batch)["loss"] for batch in held_out])
     assert epoch.validation == pytest.approx(expected, rel=1e-6)
     assert runner.step == 2, "validation does not train"
 

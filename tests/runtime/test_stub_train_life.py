@@ -85,7 +85,7 @@ def test_the_forward_entry_stays_the_only_one(gpu: Any) -> None:
     assert list(runner.entries) == ["run", "accumulate", "apply", "train_step"]
     assert runner.inputs == {"x": ((4, 3), "f32"), "t": ((4, 3), "f32")} and list(runner.outputs) == ["error", "loss"]
     batch = batches(1)[0]
-    assert runner.run(("loss",), **batch)["loss"] == pytest.approx(runner.train_step(**batch), rel=1e-6)
+    assert runner.run(outputs=("loss",), **batch)["loss"] == pytest.approx(runner.train_step(**batch), rel=1e-6)
     assert runner.states == {} and list(runner.parameters) == ["w", "head.b"]
     with pytest.raises(AttributeError):
         runner.step = 5

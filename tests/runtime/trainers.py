@@ -185,8 +185,8 @@ class Line(TrainingRunner):
         encoder.dispatch(self.p_update_0, self.g_update_1, 1, 1, 1)
         encoder.dispatch(self.p_spoil_0, self.g_spoil_0, 1, 1, 1)  # the memory of the loss is used again
 
-    def run(self, outputs: Any = None, **inputs: Any) -> Any:
-        return self.call("run", inputs, outputs)
+    def run(self, *only: Any, outputs: Any = None, **inputs: Any) -> Any:
+        return self.call("run", inputs, *only, outputs=outputs)
 
 
 class Momentum(Line):
