@@ -191,7 +191,8 @@ class Drawer:
             return self.state(shape, dtype, "assigned", init=self.r.choice([0, 1, 5]))
         if kind == "parameter":
             storage = "f16" if dtype == "f32" and self.chance(0.2) and not self.training else dtype
-            return self.named("parameter", "w", (shape, storage), {}, TensorType(shape, DType(dtype)), recipe)
+            fixed = {"trainable": False} if self.training and self.chance(0.1) else {}
+            return self.named("parameter", "w", (shape, storage), fixed, TensorType(shape, DType(dtype)), recipe)
         return self.input(shape, recipe, dtype)
 
     def input(self, shape: Sequence[int], recipe: str = "normal", dtype: str = "f32") -> Ref:

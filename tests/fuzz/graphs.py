@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tests.fuzz.trace import Array, Trace
 from tests.fuzz.words import WORDS
 
 LIBRARY = (words_image, words_state)  # imported for the words that they register
+KINDS = ("the built graph", "a second run", "finite differences")  # of failures, beside wrong numbers and exceptions
 TRIES = 60  # to make a failure smaller
 # numbers that a state starts with, by what writes it
 STARTS = {"position": "below 3", "key": "key", "variance": "positive"}
@@ -155,10 +156,10 @@ def check(case: Case, target: str, checked: bool) -> Tally:
                 return tally
             got = runner.call(entry, feeds)
             for name, array in expected.items():
-                tally.compare(f"{subject}: {name}", got[name], array, [run[name] for run in moved])
+                tally.compare(f"{subject}: {name}", got[name], array, [outputs[name] for outputs in moved])
         for label in starts:
-            ref, *moved = (after[label] for after in states)
-            tally.compare(f"state {label}", runner.get_state(label), ref, moved)
+            ref, *others = (after[label] for after in states)
+            tally.compare(f"state {label}", runner.get_state(label), ref, others)
         runner.assert_tails()
     finally:
         runner.close()
@@ -189,11 +190,15 @@ def problems_of(case: Case, target: str, checked: bool) -> tuple[Tally, list[str
     return tally, tally.problems
 
 
-def smaller(case: Case, target: str, checked: bool, kind: str) -> Case:
-    """The case with fewer outputs, calls and words that still fails in the same way."""
-    tries = TRIES
+C = TypeVar("C", bound=Case)
+ProblemsOf = Callable[[Case, str, bool], tuple[Tally, list[str]]]
 
-    def fails(candidate: Case) -> bool:
+
+def smaller(case: C, target: str, checked: bool, problem: str, problems_of: ProblemsOf) -> C:
+    """The case with fewer outputs and calls that still fails in the same way."""
+    tries, kind = TRIES, kind_of(problem)
+
+    def fails(candidate: C) -> bool:
         nonlocal tries
         tries -= 1
         _, problems = problems_of(candidate, target, checked)
@@ -213,14 +218,14 @@ def smaller(case: Case, target: str, checked: bool, kind: str) -> Case:
     return case
 
 
-def with_trace(case: Case, entry: str, trace: Trace) -> Case:
+def with_trace(case: C, entry: str, trace: Trace) -> C:
     return replace(case, entries={**case.entries, entry: trace})
 
 
 def kind_of(problem: str) -> str:
-    """Another meaning, wrong numbers, or the name of an exception."""
+    """Wrong numbers, the name of an exception, or another kind of failure that the text begins with."""
     start = problem.split(":")[0]
-    return start if start == "the built graph" or start.isidentifier() else "wrong numbers"
+    return start if start in KINDS or start.isidentifier() else "wrong numbers"
 
 
 def try_seed(seed: int, target: str, checked: bool) -> Outcome:
@@ -229,7 +234,7 @@ def try_seed(seed: int, target: str, checked: bool) -> Outcome:
     tally, problems = problems_of(case, target, checked)
     text = ""
     if problems:
-        case = smaller(case, target, checked, kind_of(problems[0]))
+        case = smaller(case, target, checked, problems[0], problems_of)
         text = f"{case}\n{chr(10).join(problems_of(case, target, checked)[1])}"
     return Outcome(seed, case.words(), tally.outputs, tally.elements, tally.compared, problems, text)
 

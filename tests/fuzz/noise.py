@@ -28,7 +28,32 @@ ROUNDING = 2.0**-22  # of the last store, whatever the operator
 VAGUE = 1e-2  # of the largest element: a larger tolerance says nothing
 # operators whose f32 result is one of their inputs, or an integer: exact where those are
 EXACT = frozenset(
-    ["floor", "ceil", "round", "sign", "neg", "abs", "relu", "maximum", "minimum", "clip", "clip_low", "clip_high", "where", "cast", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "maximum_grad", "minimum_grad", "clip_grad", "relu_grad"]
+    [
+        "floor",
+        "ceil",
+        "round",
+        "sign",
+        "neg",
+        "abs",
+        "relu",
+        "maximum",
+        "minimum",
+        "clip",
+        "clip_low",
+        "clip_high",
+        "where",
+        "cast",
+        "greater",
+        "greater_equal",
+        "less",
+        "less_equal",
+        "equal",
+        "not_equal",
+        "maximum_grad",
+        "minimum_grad",
+        "clip_grad",
+        "relu_grad",
+    ]
 )
 
 

@@ -40,18 +40,20 @@ KINKED = ["relu", "leaky_relu", "elu", "hard_sigmoid", "hard_swish", "abs"]
 FLAT = ["floor", "ceil", "round", "sign"]
 COMPARISONS = ["greater", "greater_equal", "less", "less_equal", "equal", "not_equal"]
 
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "leaky_relu": {"alpha": 0.2},
+    "elu": {"alpha": 0.7},
+    "hard_sigmoid": {"alpha": 0.17, "beta": 0.45},
+    "gelu": {"approximate": "tanh"},
+}
+
 
 @word(4)
 def activation(d: Drawer) -> None:
     name = d.r.choice(SMOOTH + KINKED)
     named: dict[str, Any] = {}
     if d.chance(0.5):
-        named = {
-            "leaky_relu": {"alpha": 0.2},
-            "elu": {"alpha": 0.7},
-            "hard_sigmoid": {"alpha": 0.17, "beta": 0.45},
-            "gelu": {"approximate": "tanh"},
-        }.get(name, {})
+        named = ATTRIBUTES.get(name, {})
     d.one(name, d.f32(), **named)
 
 
@@ -296,7 +298,8 @@ def loss(d: Drawer) -> None:
 @word(1.5)
 def reshaped(d: Drawer) -> None:
     x = d.find(lambda t: t.size > 0) or d.f32()
-    left, shape = d.type(x).size, []
+    left = d.type(x).size
+    shape: list[int] = []
     while left > 1 and len(shape) < 3:
         shape.append(d.r.choice(d.divisors(left)))
         left //= shape[-1]

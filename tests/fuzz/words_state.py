@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from meganeura_aot import Causal, Full, Window
-from tests.fuzz.drawer import Drawer, Rejected
+from tests.fuzz.drawer import MOST_ELEMENTS, Drawer, Rejected
 from tests.fuzz.trace import Ref
 from tests.fuzz.words import identity_of, word
 
 HEAD_DIMS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 29, 30, 31, 32, 33, 40, 64, 65, 80)
-KINDS = ["attention", "attention_with_lse", "full_attention", "cross_attention", "multi_head_attn", "causal_attention", "sliding_window_attention"]
+KINDS = [
+    "attention",
+    "attention_with_lse",
+    "full_attention",
+    "cross_attention",
+    "multi_head_attn",
+    "causal_attention",
+    "sliding_window_attention",
+]
 
 
 def heads_of(d: Drawer) -> tuple[int, int, int]:
@@ -59,6 +67,23 @@ def attended(d: Drawer) -> None:
     if d.chance(0.3):
         named["head_dim"] = dim
     d.call(name, q, k, v, heads, *([] if kv == heads and d.chance(0.5) else [kv]), **named)
+
+
+@word(0, 3)
+def attended_with_everything(d: Drawer) -> None:
+    """Grouped heads of any width, several images, causal, masked and capped at once, all of it trained."""
+    kv, dim = d.r.choice([1, 1, 1, 2, 3]), d.r.randint(1, 80)
+    heads = kv * d.r.choice([2, 2, 3, 4])
+    batch, length = d.r.choice([2, 2, 3, 4]), d.r.choice([1, 2, 3, 5, 7, 8, 16, 17, 33, 65])
+    if batch * length * heads * dim > MOST_ELEMENTS:
+        raise Rejected
+    q, k, v = (d.leaf((batch, length, n * dim)) for n in (heads, kv, kv))
+    named: dict[str, Any] = {}
+    if d.chance(0.85):
+        named["attn_mask"] = d.leaf((length, length)) if d.chance(0.6) else d.input((length, length), "mask")
+    if d.chance(0.85):
+        named["soft_cap"] = d.r.choice([2.0, 5.0, 50.0])
+    d.one("causal_attention" if d.chance(0.85) else "attention", q, k, v, heads, kv, **named)
 
 
 # ---- caches
