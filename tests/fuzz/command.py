@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import sys
 import time
@@ -61,10 +62,9 @@ def outcomes(try_seed: TrySeed, options: argparse.Namespace) -> Iterator[Outcome
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         pending: dict[Future[Outcome], int] = {}
         while True:
-            while (
-                len(pending) < 3 * options.jobs and time.monotonic() < end and (seed := next(seeds, None)) is not None
-            ):
-                pending[pool.submit(attempt, try_seed, seed, *rest)] = seed
+            room = 3 * options.jobs - len(pending) if time.monotonic() < end else 0
+            for new in itertools.islice(seeds, room):
+                pending[pool.submit(attempt, try_seed, new, *rest)] = new
             if not pending:
                 return
             for future in wait(pending, return_when=FIRST_COMPLETED).done:

@@ -11,14 +11,14 @@ import numpy as np
 from meganeura_aot import Graph, compile_graph
 from meganeura_aot.reference import evaluate
 from tests import harness
-from tests.fuzz import words_image, words_state
+from tests.fuzz import words_image, words_layout, words_state
 from tests.fuzz.command import Outcome, main
 from tests.fuzz.drawer import Drawer, Leaf, Rejected, World, draw_array
 from tests.fuzz.noise import RUNS, Noisy, compare
 from tests.fuzz.trace import Array, Trace
 from tests.fuzz.words import WORDS
 
-LIBRARY = (words_image, words_state)  # imported for the words that they register
+LIBRARY = (words_image, words_layout, words_state)  # imported for the words that they register
 KINDS = ("the built graph", "a second run", "finite differences")  # of failures, beside wrong numbers and exceptions
 TRIES = 60  # to make a failure smaller
 # numbers that a state starts with, by what writes it
@@ -84,8 +84,9 @@ def draw_case(seed: int) -> Case:
     return Case(seed, traces, inputs, head.world, [*names, *calls], optimize=head.chance(0.85))
 
 
-def draw_words(d: Drawer, count: int) -> None:
-    names = list(WORDS)
+def draw_words(d: Drawer, count: int, names: Sequence[str] = ()) -> None:
+    """That many of all words, or of some; a few come to nothing."""
+    names = list(names or WORDS)
     weights = [WORDS[name].training if d.training else WORDS[name].weight for name in names]
     for name in d.r.choices(names, weights, k=count):
         try:

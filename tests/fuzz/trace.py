@@ -59,6 +59,10 @@ class Call:
         """The name of a leaf."""
         return str(self.arguments[0])
 
+    def writes(self) -> bool:
+        """Whether it writes a state."""
+        return self.alone is not None and bool(self.alone.written())
+
     def on(self, g: Graph, value: Callable[[Ref], Tensor]) -> Any:
         """Call the method on g."""
         arguments = [substitute(a, value) for a in self.arguments]

@@ -28,6 +28,7 @@ from tests.gradients import FD_RTOL, VAGUE, slope_along
 
 STEPS = 2
 DIRECTIONS = 2
+ATTENTION = 0.3  # of the models begin with grouped heads, causal, masked and capped: the widest variety of kernels
 OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {"kind": "sgd", "lr": 0.1},
     {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
@@ -54,6 +55,8 @@ class Model(Case):
 def draw_model(seed: int) -> Model:
     """The model of a seed."""
     d = Drawer((seed, 7), World(), training=True)
+    if d.chance(ATTENTION):
+        draw_words(d, 1, ["attended_with_everything"])
     draw_words(d, d.r.randint(2, 7))
     d.trace.outputs = {"loss": draw_loss(d)}
     optimizer = dict(d.r.choice(OPTIMIZERS)) | ({"clip_norm": 0.5} if d.chance(0.4) else {})
