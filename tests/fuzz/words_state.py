@@ -131,7 +131,7 @@ def cache(d: Drawer) -> None:
         d.one("cached_attention", q, *caches, place, heads, kv, window=window, ring=ring, **named)
     maybe_read(d, place)
     if d.chance(0.4):
-        d.one("advance", place, d.input((), "below 3", "u32"), 1000)
+        d.one("advance", place, d.input((), f"below {rows + 1}", "u32"), 1000)
     else:
         d.one("advance", place, rows, 1000)
     maybe_read(d, place, 0.6)
