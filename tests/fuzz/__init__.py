@@ -1,0 +1,1 @@
+"""Random graphs and random training models, made from a seed, against the reference: see docs/testing.md."""

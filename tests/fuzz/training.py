@@ -1,0 +1,228 @@
+"""Random training models against the reference: python -m tests.fuzz.training --seed 0 --count 300 --jobs 4
+
+Of each model: the gradients against the reference of the differentiated graph, those against finite differences of the loss, two
+updates against the reference of the update, and a second run against the first, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meganeura_aot import Program, Training, compile_graph
+from meganeura_aot.graph import DType, GraphIR
+from meganeura_aot.ops.leaf import State, gradient_label
+from meganeura_aot.plan import ACCUMULATE, APPLY
+from meganeura_aot.reference import evaluate
+from runtime_stub.optimizer import adam_numbers, sgd_numbers
+from tests import harness
+from tests.fuzz.command import Outcome, main
+from tests.fuzz.drawer import Drawer, World, draw_array
+from tests.fuzz.graphs import Case, Tally, draw_words, smaller
+from tests.fuzz.noise import RUNS, Noisy
+from tests.fuzz.trace import Array, Ref
+from tests.gradients import FD_RTOL, VAGUE, slope_along
+
+STEPS = 2
+DIRECTIONS = 2
+ATTENTION = 0.3  # of the models begin with grouped heads, causal, masked and capped: the widest variety of kernels
+OPTIMIZERS: tuple[dict[str, Any], ...] = (
+    {"kind": "sgd", "lr": 0.1},
+    {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+    {"kind": "adam", "lr": 0.01},
+    {"kind": "adamw", "lr": 0.01, "weight_decay": 0.1},
+)
+
+
+@dataclass(frozen=True)
+class Model(Case):
+    """A case with the one entry `run`, whose output `loss` is trained."""
+
+    optimizer: Mapping[str, Any]
+
+    def compile(self, target: str) -> Program:
+        graphs = {entry: trace.graph() for entry, trace in self.entries.items()}
+        return compile_graph(graphs, target=target, optimize=self.optimize, train=Training(**self.optimizer))
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; Training(**{self.optimizer})"
+
+
+def draw_model(seed: int) -> Model:
+    """The model of a seed."""
+    d = Drawer((seed, 7), World(), training=True)
+    if d.chance(ATTENTION):
+        draw_words(d, 1, ["attended_with_everything"])
+    draw_words(d, d.r.randint(2, 7))
+    d.trace.outputs = {"loss": draw_loss(d)}
+    optimizer = dict(d.r.choice(OPTIMIZERS)) | ({"clip_norm": 0.5} if d.chance(0.4) else {})
+    calls = ["run"] * STEPS
+    return Model(seed, {"run": d.trace}, {"run": d.inputs}, d.world, calls, d.chance(0.85), optimizer)
+
+
+def draw_loss(d: Drawer) -> Ref:
+    """All that nothing uses, each element with a weight of its own, in one sum; a gain makes sure that something trains."""
+    used = {ref for call in d.trace.calls for ref in call.operands}
+    last = [ref for ref in d.pool if ref not in used and d.type(ref).dtype is DType.F32 and d.type(ref).size]
+    gain = d.named("parameter", "w", ((), "f32"), {}, d.type(d.one("constant", 1.0)), "positive")
+    total = d.one("mul", gain, gain)
+    for ref in last:
+        weighted = d.one("mul", ref, d.input(d.dims(ref)))
+        total = d.one("add", total, d.one(d.r.choice(["mean", "sum"]), weighted))
+    return d.one("mul", total, gain)
+
+
+# ---- the check
+
+
+def check(model: Model, target: str, checked: bool, notes: dict[str, int]) -> Tally:
+    """Two steps of training and a second run of them."""
+    program, tally = model.compile(target), Tally()
+    steps = run_steps(program, model, checked)
+    for index, step in enumerate(steps):
+        compare_step(program, model, index, step, tally)
+    if not tally.problems:
+        compare_slopes(program.differentiated[ACCUMULATE], model, steps[0], tally, notes)
+    for index, (one, two) in enumerate(zip(steps, run_steps(program, model, checked), strict=True)):
+        for name, array in one.flat().items():
+            if array.tobytes() != two.flat()[name].tobytes():
+                tally.problems.append(f"a second run: step {index}: {name} is not the same twice")
+    return tally
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the runner held before a step, and what it gave."""
+
+    weights: Mapping[str, Array]
+    states: Mapping[str, Array]
+    loss: Array
+    gradients: Mapping[str, Array]
+    states_after: Mapping[str, Array]
+    weights_after: Mapping[str, Array]
+
+    def flat(self) -> dict[str, Array]:
+        named = {f"the gradient of {name}": array for name, array in self.gradients.items()}
+        return {"loss": self.loss} | named | {f"parameter {name}": a for name, a in self.weights_after.items()}
+
+
+def run_steps(program: Program, model: Model, checked: bool) -> list[Step]:
+    runner = harness.load(program, checked=checked)
+    try:
+        runner.load_weights(model.weights())
+        for label, array in starts_of(program, model).items():
+            runner.set_state(label, array)
+        steps = []
+        for index in range(STEPS):
+            weights, states = runner.weights(), states_of(runner)
+            loss = np.float32(runner.accumulate(**model.feeds(index)))
+            gradients, after = runner.gradients(), states_of(runner)
+            runner.apply()
+            steps.append(Step(weights, states, np.asarray(loss), gradients, after, runner.weights()))
+        runner.assert_tails()
+    finally:
+        runner.close()
+    return steps
+
+
+def states_of(runner: Any) -> dict[str, Array]:
+    return {label: runner.get_state(label) for label in runner.states}
+
+
+def starts_of(program: Program, model: Model) -> dict[str, Array]:
+    """Of the model's states, and of the random numbers that dropout draws."""
+    rng = np.random.default_rng([model.seed, 4])
+    leaves = [node.op for node in program.differentiated[ACCUMULATE].nodes if isinstance(node.op, State)]
+    drawn = {op.label: draw_array("key", op.type, rng) for op in leaves if op.label not in model.leaves("state")}
+    return drawn | model.starts()
+
+
+def compare_step(program: Program, model: Model, index: int, step: Step, tally: Tally) -> None:
+    """The loss, the gradients and the states of a pass; the parameters after the update."""
+    graph = program.differentiated[ACCUMULATE]
+    feeds: dict[str, Array] = {**model.feeds(index), **step.weights, **step.states}
+    ways: list[Any] = [evaluate, *map(Noisy, RUNS)]
+    with np.errstate(all="ignore"):
+        expected, *moved = (way(graph, feeds) for way in ways)
+    got = {gradient_label(name): array for name, array in step.gradients.items()}
+    got |= {"loss": step.loss} | {label: a for label, a in step.states_after.items() if label in expected}
+    for name, array in expected.items():
+        tally.compare(f"step {index}: {name}", got[name], array, [run[name] for run in moved])
+    if index == 0:
+        compare_update(program, model, step, ways, tally)
+
+
+def compare_update(program: Program, model: Model, step: Step, ways: list[Any], tally: Tally) -> None:
+    """The first update, from the gradients that the runner found."""
+    graph = program.differentiated[APPLY]
+    numbers = dict(program.plan.training.numbers) if program.plan.training else {}
+    rest = {name: a for name, a in numbers.items() if name not in ("lr", "clip_norm", "nesterov")}
+    adam = model.optimizer["kind"] != "sgd"
+    given = adam_numbers(numbers["lr"], 1, **rest) if adam else sgd_numbers(numbers["lr"], **rest)
+    feeds: dict[str, Any] = {"numbers": given, "clip_norm": np.float32(numbers.get("clip_norm", 0)), **step.weights}
+    feeds |= {gradient_label(name): array for name, array in step.gradients.items()}
+    for node in graph.nodes:
+        label, type_ = getattr(node.op, "label", ""), node.types[0]
+        if label and label not in feeds:  # what the optimizer keeps starts at zero
+            feeds[label] = np.zeros(type_.shape)
+    expected, *moved = (way(graph, feeds) for way in ways)
+    for name, array in step.weights_after.items():
+        others = [run[name] for run in moved] if name in expected else []
+        tally.compare(f"update of {name}", array, expected.get(name, step.weights[name].astype(np.float64)), others)
+
+
+def compare_slopes(graph: GraphIR, model: Model, step: Step, tally: Tally, notes: dict[str, int]) -> None:
+    """The gradients of the reference against finite differences of the loss along random directions."""
+    rng = np.random.default_rng([model.seed, 5])
+    feeds: dict[str, Array] = {**model.feeds(0), **step.weights, **step.states}
+    value = dict(graph.outputs)["loss"]
+    loss = GraphIR(graph.nodes[: value.node + 1], (("loss", value),))
+    results = evaluate(graph, feeds)
+    gradients = {name: results[gradient_label(name)] for name, _ in graph.gradients}
+    for _ in range(DIRECTIONS):
+        direction = {name: np.asarray(rng.standard_normal(array.shape)) for name, array in gradients.items()}
+
+        def terms(h: float, direction: dict[str, Array] = direction) -> Array:
+            moved = {name: step.weights[name] + h * along for name, along in direction.items()}
+            return evaluate(loss, feeds | moved)["loss"].reshape(1)
+
+        with np.errstate(all="ignore"):
+            slope = slope_along(terms)
+        products = np.concatenate([(gradients[name] * along).ravel() for name, along in direction.items()])
+        size = max(float(np.abs(products).sum()), slope.size)
+        kink = not slope.error <= VAGUE * size + slope.rounding
+        note = "directions at a kink" if kink else "directions"
+        notes[note] = notes.get(note, 0) + 1
+        if not kink and not abs(products.sum() - slope.value) <= FD_RTOL * size + 2 * slope.error + slope.rounding:
+            tally.problems.append(f"finite differences: {slope}, the gradients say {products.sum()}")
+
+
+def problems_of(
+    model: Case, target: str, checked: bool, notes: dict[str, int] | None = None
+) -> tuple[Tally, list[str]]:
+    """The tally, and what is wrong: an exception is a problem too."""
+    assert isinstance(model, Model)
+    try:
+        tally = check(model, target, checked, {} if notes is None else notes)
+    except Exception as error:
+        return Tally(), [f"{type(error).__name__}: {error}"]
+    return tally, tally.problems
+
+
+def try_seed(seed: int, target: str, checked: bool) -> Outcome:
+    """What the command line and the tests run."""
+    model, notes = draw_model(seed), dict[str, int]()
+    tally, problems = problems_of(model, target, checked, notes)
+    text = ""
+    if problems:
+        model = smaller(model, target, checked, problems[0], problems_of)
+        text = f"{model}\n{chr(10).join(problems_of(model, target, checked)[1])}"
+    return Outcome(seed, model.words(), tally.outputs, tally.elements, tally.compared, problems, text, notes)
+
+
+if __name__ == "__main__":
+    main("training", try_seed, lambda seed: str(draw_model(seed)))
