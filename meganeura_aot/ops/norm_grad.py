@@ -20,19 +20,13 @@ from .norm_kernel import (
     row_mean,
 )
 from .pointwise import Array
+from .pointwise_grad import silu_slope
 
 
 def check_upstream(name: str, dy: TensorType, x: TensorType) -> None:
     """Raise GraphError unless dy has the type of x, which is that of the output."""
     if dy != x:
         raise GraphError(f"{name}: expected dy {x}, got {dy}")
-
-
-def silu_slope(n: Array) -> Array:
-    """The derivative of silu."""
-    with np.errstate(over="ignore"):
-        s = 1 / (1 + np.exp(-n))
-    return np.asarray(s * (1 + n * (1 - s)))
 
 
 class NormGradX(Op, register=False):
