@@ -5,6 +5,7 @@ Compilers of shaders take floats for finite: they make 0 of `x * 0.0` and `x - x
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 
 from meganeura_aot import Graph, Tensor
 from meganeura_aot.graph import DType
-from meganeura_aot.op import OPS, make
+from meganeura_aot.op import OPS, Sample, make
 from meganeura_aot.ops.pointwise import Pointwise
 from meganeura_aot.reference import evaluate
+from meganeura_aot.target import TARGETS
 from tests import harness
+from tests.test_operators import feeds_of, graph_of
 from tests.tolerance import SMALLEST_NORMAL, assert_within
 
 Array = np.ndarray[Any, Any]
@@ -177,3 +180,97 @@ def test_chains(kind: str, optimize: bool) -> None:
         outputs[name] = build(g, p, product.copy, product.z)
     g.set_outputs(outputs)
     check(g, feeds, optimize)
+
+
+# Rounding and underflow on the way decide whether these give a NaN or an infinity.
+UNORDERED = (
+    "attention",
+    "attention_grad_kv",
+    "attention_grad_mask",
+    "attention_grad_q",
+    "cross_entropy_grad",
+    "cross_entropy_loss",
+    "layer_norm_grad_x",
+    "log_softmax_grad",
+    "rms_norm_grad_x",
+)
+
+
+def spread_alike(got: Array, ref: Array) -> Array:
+    """Where a result is a number, or is none, as in the reference."""
+    return np.asarray(np.isfinite(got) == np.isfinite(ref.astype(np.float32)))
+
+
+SPREADING = [
+    pytest.param(sample, id=f"{name}-{index}")
+    for name, op in sorted(OPS.items())
+    if not issubclass(op, Pointwise)
+    for index, sample in enumerate(op.samples())
+    if any(t.dtype is DType.F32 and t.size for t in sample.inputs) and all(t.size for t in sample.inputs)
+]
+
+
+WINDOWED = [case for case in SPREADING if re.match("conv|.*pool|matmul|pad|upsample", str(case.id))]
+
+
+@pytest.mark.parametrize("sample", SPREADING)
+def test_one_element(sample: Sample, request: pytest.FixtureRequest) -> None:
+    check_one_element(sample, "webgpu", request)
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target != "webgpu"])
+@pytest.mark.parametrize("sample", WINDOWED)
+def test_one_element_on_other_targets(sample: Sample, target: str, request: pytest.FixtureRequest) -> None:
+    check_one_element(sample, target, request)
+
+
+def check_one_element(sample: Sample, target: str, request: pytest.FixtureRequest) -> None:
+    """A single NaN or infinity among finite numbers reaches the outputs that it reaches in the reference."""
+    graph, feeds = graph_of(sample), feeds_of(sample, request)
+    program = harness.compile_graph(graph, target=target)
+    runner = harness.load(program)
+    rng = np.random.default_rng(0)
+    wrong = []
+    for name, type_ in zip(feeds, sample.inputs, strict=True):
+        if type_.dtype is not DType.F32:
+            continue
+        for place in {0, type_.size - 1, int(rng.integers(type_.size))}:
+            for value in (np.nan, np.inf):
+                spoilt = feeds[name].copy()
+                spoilt.reshape(-1)[place] = value
+                numbers = {**feeds, name: spoilt}
+                with np.errstate(all="ignore"):
+                    expected = evaluate(graph, numbers)
+                got = runner.run(**harness.feeds_of(runner, numbers))
+                for output, _ in graph.outputs:
+                    compare = spread_alike if sample.op.name in UNORDERED else agree
+                    same = compare(got[output], np.asarray(expected[output]))
+                    if not same.all():
+                        at = np.unravel_index(int(np.argmin(same)), same.shape)
+                        values = f"got {got[output][at]}, expected {expected[output][at]} at {at}"
+                        wrong.append(f"{name}[{place}] = {value}: {output}: {(~same).sum()} of {same.size}, {values}")
+    assert not wrong, "\n".join(wrong)
+
+
+ROWS_OF_ONE: Mapping[str, Callable[[Graph, Tensor], Tensor]] = {
+    "softmax": lambda g, x: g.softmax(x),
+    "log_softmax": lambda g, x: g.log_softmax(x),
+    "layer_norm": lambda g, x: g.layer_norm(x),
+    "rms_norm": lambda g, x: g.rms_norm(x),
+    "group_norm": lambda g, x: g.group_norm(x, 1),
+    "sum": lambda g, x: g.sum(x, -1),
+    "mean": lambda g, x: g.mean(x, -1),
+    "max": lambda g, x: g.max(x, -1),
+    "product": lambda g, x: g.matmul(x, g.constant(np.zeros((1, 1)))),
+    "rope": lambda g, x: g.rope(g.reshape(g.concat([x, x], -1), (-1, 1, 2)), head_dim=2),
+    "attention": lambda g, x: g.attention(*[g.reshape(x, (-1, 1, 1))] * 3, heads=1),
+    "avg_pool": lambda g, x: g.avg_pool(g.reshape(x, (-1, 1, 1)), 1),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_OF_ONE)
+def test_rows_of_one_number(name: str) -> None:
+    """A compiler knows more of a row of one number: it is its own maximum and mean, and its position is 0."""
+    g = Graph()
+    g.set_outputs({"y": ROWS_OF_ONE[name](g, g.input("x", (X.size, 1)))})
+    check(g, {"x": X[:, None]}, True)
