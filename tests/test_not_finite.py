@@ -201,6 +201,17 @@ def spread_alike(got: Array, ref: Array) -> Array:
     return np.asarray(np.isfinite(got) == np.isfinite(ref.astype(np.float32)))
 
 
+def test_an_infinite_number_is_a_binding_of_its_own() -> None:
+    """A product with as many more inputs as buffers are allowed: the number does not fit into its store."""
+    g = Graph()
+    y = g.matmul(g.input("a", (4, 4)), g.input("b", (4, 4)))
+    for i in range(5):
+        y = y + g.input(f"e{i}", (4, 4))
+    g.set_outputs({"y": g.minimum(y, g.constant(np.inf))})
+    ones = np.ones((4, 4), np.float32)
+    harness.check(g, dict.fromkeys(("a", "b", *(f"e{i}" for i in range(5))), ones))
+
+
 SPREADING = [
     pytest.param(sample, id=f"{name}-{index}")
     for name, op in sorted(OPS.items())
