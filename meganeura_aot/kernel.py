@@ -92,6 +92,20 @@ def with_library(text: str) -> str:
     return text.rstrip() + "\n" + "".join(f"\n{library[name]}\n" for name in sorted(needed))
 
 
+_ENTRY = re.compile(r"^fn main\(\n    @builtin\(workgroup_id\) (\w+): vec3<u32>,\n(?:    .*\n)*\) \{\n", re.MULTILINE)
+
+
+def with_unknown_zero(text: str) -> str:
+    """Declare and set what `kept_f32` of the library reads, where `text` calls it: grids are flat, so z is 0."""
+    if "kept_f32(" not in text:
+        return text
+    entry = _ENTRY.search(text)
+    if entry is None:
+        raise KernelError(f"main calls kept_f32, and its first argument is not the workgroup_id:\n{text}")
+    body = f"    unknown_zero = {entry[1]}.z;\n{text[entry.end() :]}"
+    return f"{text[: entry.end()]}{body.rstrip()}\n\nvar<private> unknown_zero: u32;\n"
+
+
 # How a binding that a kernel declares as an array of f32 or of its vectors reads halves, two to a u32.
 HALVES = {
     "f32": ("u32", "unpack2x16float({name}[i / 2])[i % 2]"),
@@ -157,4 +171,4 @@ def render(template: str, variables: Mapping[str, Any]) -> Kernel:
     text = tidy(text)
     if re.search(r"\{[{%#]|[}%#]\}", text):
         raise KernelError(f"template {template}: a jinja marker is left in the WGSL")
-    return Kernel.of(with_library(text))
+    return Kernel.of(with_unknown_zero(with_library(text)))

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from .bounds import input_bounds
 from .errors import GraphError, KernelError, LoweringError
-from .graph import DType, GraphIR, Node, TensorType, Value
+from .graph import GraphIR, Node, TensorType, Value
 from .kernel import read_as_f16, render
 from .op import Operand
 from .ops.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
@@ -36,20 +34,6 @@ def fold_grid(groups: int, limit: int) -> tuple[int, int, int]:
         return (groups, 1, 1)
     rows = -(-groups // limit)
     return (-(-groups // rows), rows, 1)
-
-
-def wgsl_literal(op: Constant) -> str | None:
-    """One number as WGSL, or None where its bits would not survive (inf, NaN, -0.0, subnormals) or it is not one."""
-    if op.infer().size != 1:
-        return None
-    value = op.array().reshape(())[()]
-    if op.dtype is DType.U32:
-        return f"{value}u"
-    if op.dtype is DType.I32:
-        return f"{value}i" if value != np.iinfo(np.int32).min else None
-    if not np.isfinite(value) or (value == 0 and np.signbit(value)) or 0 < abs(value) < np.finfo(np.float32).tiny:
-        return None
-    return f"{value!s}f"
 
 
 class EntryLowering:
@@ -145,7 +129,7 @@ class EntryLowering:
 
     def operand(self, value: Value) -> Operand:
         op = self.graph.nodes[value.node].op
-        literal = wgsl_literal(op) if isinstance(op, Constant) else None
+        literal = op.literal() if isinstance(op, Constant) else None
         memory = self.storage[value]
         return Operand(self.graph.type_of(value), memory, literal, self.buffers[memory].storage)
 

@@ -1960,7 +1960,7 @@ override K: u32; // terms of each sum
 override GROUPS: u32; // workgroups with work: a folded grid has a few more
 
 fn finish(batch: u32, row: u32, col: u32, sum: f32) -> f32 {
-    let v0 = sum + d0[col];
+    let v0 = kept_f32(sum + d0[col], 0u);
     return relu_f32(v0);
 }
 
@@ -2010,6 +2010,7 @@ fn main(
     @builtin(num_workgroups) nwg: vec3<u32>,
     @builtin(local_invocation_index) lid: u32,
 ) {
+    unknown_zero = wid.z;
     let group = wid.x + wid.y * nwg.x;
     if (group >= GROUPS) {
         return;
@@ -2119,11 +2120,20 @@ fn main(
     store(batch, row, col, sum00);
 }
 
+// x, hidden from the shader compiler, which takes floats for finite: it makes 0 of `x * 0.0` and of `x - x`, and y of `(x + y) - x`,
+// also where that is NaN. unknown_zero is a coordinate of the workgroup, which is 0 in every launch, and no compiler knows: x at
+// two places is two values to it.
+fn kept_f32(x: f32, place: u32) -> f32 {
+    return bitcast<f32>(bitcast<u32>(x) | (unknown_zero << place));
+}
+
 // max(x, 0) that lets a NaN through: 0 for the bit patterns from the smallest negative number to -inf. The builtin max swallows
 // a NaN, and compilers may turn `select(x, 0, x < 0)` into it.
 fn relu_f32(x: f32) -> f32 {
     return select(x, 0.0, bitcast<u32>(x) - 0x80000001u < 0x7f800000u);
 }
+
+var<private> unknown_zero: u32;
 """
 
 MATMUL_BT_ADD = """\

@@ -1460,11 +1460,12 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
+    unknown_zero = group.z;
     let i = (group.y * groups.x + group.x) * 256 + lane;
     if (i >= N) {
         return;
     }
-    out[i] = clip_f32(a[i], -2.0f, 2.0f);
+    out[i] = clip_f32(a[i], kept_f32(-2.0f, 1u), kept_f32(2.0f, 2u));
 }
 
 // numpy.clip: minimum(maximum(x, low), high), NaN visible. The builtin clamp turns a NaN into a bound.
@@ -1477,6 +1478,13 @@ fn is_nan(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
 }
 
+// x, hidden from the shader compiler, which takes floats for finite: it makes 0 of `x * 0.0` and of `x - x`, and y of `(x + y) - x`,
+// also where that is NaN. unknown_zero is a coordinate of the workgroup, which is 0 in every launch, and no compiler knows: x at
+// two places is two values to it.
+fn kept_f32(x: f32, place: u32) -> f32 {
+    return bitcast<f32>(bitcast<u32>(x) | (unknown_zero << place));
+}
+
 // numpy.maximum: a NaN in either operand gives a NaN, where the builtin max returns the other operand.
 fn maximum_f32(a: f32, b: f32) -> f32 {
     return select(select(max(a, b), b, is_nan(b)), a, is_nan(a));
@@ -1486,6 +1494,8 @@ fn maximum_f32(a: f32, b: f32) -> f32 {
 fn minimum_f32(a: f32, b: f32) -> f32 {
     return select(select(min(a, b), b, is_nan(b)), a, is_nan(a));
 }
+
+var<private> unknown_zero: u32;
 """
 
 ADD_2 = """\

@@ -90,13 +90,21 @@ def test_memory(dtype: str) -> None:
 
 
 def test_bce_at_the_ends() -> None:
-    """Finite at p = 0 and 1, as if p were a little inside; the exact labels do not cancel there."""
-    p, t = np.array([0, 0, 1, 1, 1e-9, 1 - 6e-8, 0.5, 0.3], np.float32), np.array(
-        [0, 1, 0, 1, 1, 1, 0.5, 2], np.float32
-    )
+    """Finite at p = 0 and 1, and what is outside counts as an end; the exact labels do not cancel there."""
+    p = np.array([0, 0, 1, 1, 1e-9, 1 - 2**-24, 0.5, 0.3, -1, 2], np.float32)
+    t = np.array([0, 1, 0, 1, 1, 1, 0.5, 2, 1, 0], np.float32)
     got = checked(BceGrad(), np.array(0.5, np.float32), p, t)
-    expected = [1, -1e7, 1e7, -1, -1e7, -1, 0, (0.3 - 2) / 0.21]
+    expected = [0, -1e12, 1e12, 0, -1e9, -1, 0, (0.3 - 2) / 0.21, -1e12, 1e12]
     np.testing.assert_allclose(got, 0.5 * np.array(expected), rtol=2e-6)
+
+
+def test_bce_slope_is_that_of_the_loss_near_zero() -> None:
+    """Nothing is clipped there, so finite differences see it."""
+    g = Graph()
+    p, t = g.parameter("p", (6,)), g.parameter("t", (6,))
+    g.set_outputs({"loss": g.bce_loss(p, t)})
+    feeds = {"p": np.array([1e-10, 1e-9, 1e-8, 1e-7, 1e-3, 0.5]), "t": np.array([0, 1, 0.5, 1, 2, -1])}
+    assert_finite_differences(g.build(), feeds)
 
 
 def test_nan_in_a_row_stays_in_it() -> None:

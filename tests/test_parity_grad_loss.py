@@ -22,6 +22,11 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def torch_of(array: Array) -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(array).double()
+
+
 def probabilities(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).uniform(0.02, 0.98, shape).astype(np.float32)
 
@@ -123,6 +128,19 @@ def test_pairs(shape: tuple[int, ...]) -> None:
     compare(lambda g, a, b: g.l1_loss(a, b), lambda f, a, b: f.l1_loss(a, b), a, b)
     p, t = np.asarray(probabilities(*shape)), np.asarray(probabilities(*shape, seed=1))
     compare(lambda g, p, t: g.bce_loss(p, t), lambda f, p, t: f.binary_cross_entropy(p, t), p, t)
+
+
+def test_bce_where_probabilities_end() -> None:
+    """Each element on its own: slopes are from 0 to 1e12."""
+    ends = np.array([0, 1e-40, 1e-20, 1e-13, 1e-9, 1e-7, 0.5, 1 - 2**-23, 1 - 2**-24, 1], np.float32)
+    for probability in ends:
+        for target in (0, 0.25, 1):
+            p, t = np.full(1, probability, np.float32), np.full(1, target, np.float32)
+            compare(
+                lambda g, p, t=t: g.bce_loss(p, g.constant(t)),
+                lambda f, p, t=t: f.binary_cross_entropy(p, torch_of(t)),
+                p,
+            )
 
 
 def test_losses_add_up() -> None:

@@ -103,3 +103,10 @@ def test_pairs(shape: tuple[int, ...]) -> None:
     compare(lambda g, x, t: g.l1_loss(x, t), lambda f, x, t: f.l1_loss(x, t), x, t)
     p, q = (np.asarray(1 / (1 + np.exp(-a)), dtype=np.float32) for a in (x, t))
     compare(lambda g, p, q: g.bce_loss(p, q), lambda f, p, q: f.binary_cross_entropy(p, q), p, q)
+
+
+def test_bce_where_probabilities_end() -> None:
+    for probability in np.array([0, 1e-40, 1e-20, 1e-9, 0.5, 1 - 2**-24, 1], np.float32):
+        for target in (0, 0.25, 1):
+            p, t = np.full(1, probability), np.full(1, target, np.float32)
+            compare(lambda g, p, t: g.bce_loss(p, t), lambda f, p, t: f.binary_cross_entropy(p, t), p, t)

@@ -1,7 +1,8 @@
 """The one tolerance rule: |y - ref| <= rtol * |ref| + atol * scale, scale = max |ref| of the row (last axis).
 
 Contractions: 2e-6 * sqrt(K) * (|A| @ |B|) elementwise; attention with weights P over T keys: 2e-6 * (sqrt(head_dim) *
-max |q| @ |k| * scale + sqrt(T)) * (P @ |V|). Sums are contractions with ones. Data movement and max/min: exact.
+max |q| @ |k| * scale + sqrt(T)) * (P @ |V|). Norms: relative to the terms of their last sum, plus what the error of the mean
+becomes. Sums are contractions with ones. Data movement and max/min: exact.
 NaN and infinity only where the reference has them.
 """
 
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.op import Op
-from meganeura_aot.ops.batch_norm import BatchNorm
 from meganeura_aot.ops.conv import ConvOp
 from meganeura_aot.ops.conv_grad import ConvGradWeight
 from meganeura_aot.ops.matmul import MatMul
@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 
 RTOL, ATOL = 1e-5, 1e-6
 CONTRACTION = 2e-6
+ROUNDING = 2.0**-24  # of one operation in f32
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)  # adapters may flush what is below to zero
 
 
@@ -138,21 +139,62 @@ def pad_grad_bound(op: Any, dy: Array) -> Array:
     return CONTRACTION * np.sqrt(places) * op.reference(np.abs(dy)) + SMALLEST_NORMAL
 
 
+def normalized_bound(d: Array, scale: Array, w: Array, b: Array, of_mean: Array | float = 0.0) -> Array:
+    """The allowed error of y = d * scale * w + b, d = x - mean and scale = 1 / sqrt(variance + eps).
+
+    The mean is off by of_mean. Rounding d, the error of the scale (half of that of the variance, then of the root) and two
+    products are relative to the first term, whatever is left of it beside b; the sum is relative to both.
+    """
+    term = np.abs(d * scale * w)
+    return RTOL * term + ATOL * (term + np.abs(b)) + scale * np.abs(w) * of_mean + SMALLEST_NORMAL
+
+
+def mean_bound(x: Array, d: Array, axes: tuple[int, ...]) -> Array:
+    """The error of a mean that is summed twice: a first mean, plus the mean of what is left over. d = x - mean.
+
+    A sum of n terms is a contraction with ones. The first mean is off by at most e = CONTRACTION * sqrt(n) * mean |x|. What
+    is left is at most |d| + e, so the second one leaves CONTRACTION * sqrt(n) * (mean |d| + e): a large mean hides
+    nothing, and numbers far from the mean disturb those next to it.
+    """
+    of_sum = CONTRACTION * np.sqrt(np.prod([x.shape[axis] for axis in axes]))
+    sizes = [np.mean(np.abs(values), axis=axes, keepdims=True) for values in (d, x)]
+    return np.asarray(of_sum * (sizes[0] + of_sum * sizes[1]))
+
+
 def batch_norm_bound(op: Any, x: Array, mean: Array, variance: Array, scale: Array, shift: Array) -> Array:
-    """The allowed error of a sum of two terms that may cancel: a contraction of that length."""
-    spread = op.reference(np.abs(x), -np.abs(mean), variance, np.abs(scale), np.abs(shift))
-    return CONTRACTION * np.sqrt(2) * np.abs(spread) + SMALLEST_NORMAL
+    """With given statistics nothing is summed."""
+    return normalized_bound(x - mean, 1 / np.sqrt(variance + op.eps), scale, shift)
 
 
 def batch_norm_training_bound(op: Any, x: Array, *weights: Array) -> tuple[Array, ...]:
-    """The allowed errors of y, which is that with given statistics, and of the means of numbers and of squares."""
+    """The mean is rounded to f32 once more, as an output from which y is computed."""
     mean, variance = op.reference(x)[1:]
-    spread = (-1, *(1,) * (x.ndim - 2))
+    spread, axes = (-1, *(1,) * (x.ndim - 2)), (0, *range(2, x.ndim))
     w, b = (t.reshape(spread) for t in (*weights, *(np.ones(x.shape[1]), np.zeros(x.shape[1]))[len(weights) :]))
-    given = BatchNorm(op.eps)
-    y = batch_norm_bound(given, x, mean.reshape(spread), variance.reshape(spread), w, b)
-    length = np.sqrt(x.size / x.shape[1])
-    return y, CONTRACTION * length * op.reference(np.abs(x))[1] + SMALLEST_NORMAL, RTOL * variance + SMALLEST_NORMAL
+    d = x - mean.reshape(spread)
+    of_mean = mean_bound(x, d, axes) + ROUNDING * np.abs(mean).reshape(spread)
+    y = normalized_bound(d, 1 / np.sqrt(variance.reshape(spread) + op.eps), w, b, of_mean)
+    return y, of_mean.reshape(mean.shape) + SMALLEST_NORMAL, RTOL * variance + SMALLEST_NORMAL
+
+
+def layer_norm_bound(op: Any, x: Array, w: Array | float = 1.0, b: Array | float = 0.0) -> Array:
+    """Rows of the last axis."""
+    if not x.size:
+        return np.zeros(x.shape)
+    d = x - x.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt(np.mean(d * d, axis=-1, keepdims=True) + op.eps)
+    return normalized_bound(d, scale, np.asarray(w), np.asarray(b), mean_bound(x, d, (x.ndim - 1,)))
+
+
+def group_norm_bound(op: Any, x: Array, w: Array | float = 1.0, b: Array | float = 0.0) -> Array:
+    """Rows are groups of channels; silu, whose slope is below 1.1, adds a pointwise error of its own."""
+    if not x.size:
+        return np.zeros(x.shape)
+    rows = x.reshape(x.shape[0], op.num_groups, -1)
+    spread = (1, -1, *(1,) * (x.ndim - 2))
+    each = [np.broadcast_to(np.reshape(t, spread), x.shape).reshape(rows.shape) for t in (w, b)]
+    allowed = layer_norm_bound(op, rows, *each).reshape(x.shape)
+    return 1.1 * allowed + RTOL * np.abs(op.reference(x, w, b)) if op.activation else allowed
 
 
 def norm_grad_bound(op: Any, *inputs: Array) -> tuple[Array, ...]:
@@ -190,8 +232,10 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "batch_norm_grad_wb": weight_sum_bound,
     "batch_norm_grad_x": batch_norm_grad_bound,
     "batch_norm_training": batch_norm_training_bound,
+    "group_norm": group_norm_bound,
     "group_norm_grad_wb": weight_sum_bound,
     "group_norm_grad_x": norm_grad_bound,
+    "layer_norm": layer_norm_bound,
     "layer_norm_grad_wb": weight_sum_bound,
     "layer_norm_grad_x": norm_grad_bound,
     "rms_norm_grad_w": weight_sum_bound,

@@ -109,7 +109,7 @@ class AttentionGrad(Op, register=False):
             slope: Any = of.factor(size)
             if of.soft_cap is not None:
                 products = of.per_head(q, size.heads, size) @ of.per_head(k, size.kv_heads, size).swapaxes(-1, -2)
-                slope = slope * (1 - np.tanh(products * slope / of.soft_cap) ** 2)
+                slope = np.where(seen, slope * (1 - np.tanh(products * slope / of.soft_cap) ** 2), 0)
             p = np.where(seen, np.exp(scores - stat[..., :1]), 0)
             back = of.per_head(dy, size.heads, size) @ of.per_head(v, size.kv_heads, size).swapaxes(-1, -2)
             return p, np.where(seen, p * (back - stat[..., 1:]), 0), slope, seen

@@ -278,6 +278,7 @@ class ConvTranspose(ConvOp):
             sample((1, 5, 4, 4), (5, 2, 3, 3), groups=5),
             sample((2, 7, 33), (7, 17, 8), padding=(2, 3), stride=4),
             sample((1, 5, 9), (5, 3, 1), stride=3, output_padding=2),
+            sample((1, 130, 4, 4), (130, 34, 3, 3), padding=1),
             sample((0, 3, 4, 4), (3, 2, 3, 3)),
             sample((2, 0, 4, 4), (0, 2, 3, 3)),
         ]

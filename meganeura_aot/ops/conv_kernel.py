@@ -240,12 +240,15 @@ class Launch:
 
     def variant(self) -> dict[str, Any]:
         """The template variables that depend on the geometry."""
+        guard_y = any(y.leaves_input for y, _ in self.phases)
+        guard_x = any(x.leaves_input for _, x in self.phases)
         variant = {
             "transposed": self.transposed,
             "spread": self.spread,
             "merged": self.merged,
-            "guard_y": any(y.leaves_input for y, _ in self.phases),
-            "guard_x": any(x.leaves_input for _, x in self.phases),
+            "guard_y": guard_y,
+            "guard_x": guard_x,
+            "skips": self.transposed and (guard_y or guard_x),  # in a convolution what is outside is 0, and counts
             "w_pad": 0 if self.transposed else 1,
         }
         return variant | ({"edge_n": True, "edge_k": True} if self.merged else {})

@@ -93,6 +93,19 @@ class Constant(Op):
     def array(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(self.data, dtype=self.dtype.numpy).reshape(self.shape)
 
+    def literal(self) -> str | None:
+        """One number as WGSL, or None where its bits would not survive (inf, NaN, -0.0, subnormals) or it is not one."""
+        if self.infer().size != 1:
+            return None
+        value = self.array().reshape(())[()]
+        if self.dtype is DType.U32:
+            return f"{value}u"
+        if self.dtype is DType.I32:
+            return f"{value}i" if value != np.iinfo(np.int32).min else None
+        if not np.isfinite(value) or (value == 0 and np.signbit(value)) or 0 < abs(value) < np.finfo(np.float32).tiny:
+            return None
+        return f"{value!s}f"
+
     def reference(self) -> np.ndarray[Any, Any]:
         array = self.array()
         return array.astype(np.float64) if self.dtype is DType.F32 else array

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import GraphError
 from ..graph import DType, TensorType
 from ..op import Lowering, Op, Operand, Sample
-from .loss_grad import BceGrad, BceTargetGrad, CrossEntropyGrad, clipped
+from .loss_grad import BceGrad, BceTargetGrad, CrossEntropyGrad, log_of
 from .pointwise import Array
 from .reduce import Fold, reduce_rows, softmax_statistics
 from .rows import Team, rows_of
@@ -75,13 +75,13 @@ class L1Loss(PairLoss):
 
 
 def _bce(p: Array, t: Array) -> Array:
-    p = clipped(p)
-    return np.asarray(-(t * np.log(p) + (1 - t) * np.log1p(-p)))
+    of_one, of_zero = log_of(p)
+    return np.asarray(-(t * of_one + (1 - t) * of_zero))
 
 
 @dataclass(frozen=True)
 class BceLoss(PairLoss):
-    """mean(-(t log p + (1 - t) log(1 - p))) of probabilities p, clipped to [1e-7, 1 - 1e-7]; t is any number."""
+    """mean(-(t log p + (1 - t) log(1 - p))) of probabilities p, clipped to [0, 1]; t is any number, logarithms >= -100."""
 
     term: ClassVar[str] = "bce_f32(a, b)"
     numpy: ClassVar[Callable[..., Any]] = staticmethod(_bce)

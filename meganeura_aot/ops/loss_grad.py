@@ -15,7 +15,8 @@ from .pointwise import Array, Pointwise
 from .reduce import Fold, reduce_rows, softmax_statistics
 from .rows import Team, rows_of
 
-SMALLEST_P = 1e-7  # probabilities are clipped to [SMALLEST_P, 1 - SMALLEST_P]
+LEAST_LOG = -100.0  # of the binary cross-entropy, as in PyTorch: no loss is infinite
+LEAST_VARIANCE = 1e-12  # of a probability, by which its gradient divides, as in PyTorch
 
 
 @dataclass(frozen=True)
@@ -143,23 +144,26 @@ class BceSlope(Pointwise, register=False):
         return [Sample(cls(), tuple(map(TensorType, shape[: cls.arity])), draws) for shape in shapes]
 
 
-def clipped(p: Array) -> Array:
-    return np.clip(p, SMALLEST_P, 1 - SMALLEST_P)
+def log_of(p: Array) -> tuple[Array, Array]:
+    """log p and log(1 - p) of probabilities, which are clipped to [0, 1]; -100 at least."""
+    with np.errstate(all="ignore"):
+        p = np.clip(p, 0, 1)
+        return np.maximum(np.log(p), LEAST_LOG), np.maximum(np.log1p(-p), LEAST_LOG)
 
 
 def _bce_slope(dy: Array, p: Array, t: Array) -> Array:
-    p = clipped(p)
-    return np.asarray(dy * (p - t) / (p * (1 - p)))
+    p = np.clip(p, 0, 1)
+    return np.asarray(dy * ((p - t) / np.maximum(p * (1 - p), LEAST_VARIANCE)))
 
 
 def _bce_target_slope(dy: Array, p: Array) -> Array:
-    p = clipped(p)
-    return np.asarray(dy * (np.log1p(-p) - np.log(p)))
+    of_one, of_zero = log_of(p)
+    return np.asarray(dy * (of_zero - of_one))
 
 
 @dataclass(frozen=True)
 class BceGrad(BceSlope):
-    """dy * (p - t) / (p * (1 - p)) of probabilities p, clipped to [1e-7, 1 - 1e-7]."""
+    """dy * (p - t) / max(p * (1 - p), 1e-12) of probabilities p, clipped to [0, 1]: PyTorch's."""
 
     arity: ClassVar[int] = 3
     wgsl: ClassVar[str] = "{0} * bce_slope_f32({1}, {2})"
@@ -168,7 +172,7 @@ class BceGrad(BceSlope):
 
 @dataclass(frozen=True)
 class BceTargetGrad(BceSlope):
-    """dy * (log(1 - p) - log(p)) of probabilities p, clipped to [1e-7, 1 - 1e-7]."""
+    """dy * (log(1 - p) - log(p)) of probabilities p, clipped to [0, 1]; the logarithms are -100 or more."""
 
     arity: ClassVar[int] = 2
     wgsl: ClassVar[str] = "{0} * (bce_f32({1}, 1.0) - bce_f32({1}, 0.0))"

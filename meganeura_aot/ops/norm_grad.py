@@ -20,19 +20,13 @@ from .norm_kernel import (
     row_mean,
 )
 from .pointwise import Array
+from .pointwise_grad import silu_slope
 
 
 def check_upstream(name: str, dy: TensorType, x: TensorType) -> None:
     """Raise GraphError unless dy has the type of x, which is that of the output."""
     if dy != x:
         raise GraphError(f"{name}: expected dy {x}, got {dy}")
-
-
-def silu_slope(n: Array) -> Array:
-    """The derivative of silu."""
-    with np.errstate(over="ignore"):
-        s = 1 / (1 + np.exp(-n))
-    return np.asarray(s * (1 + n * (1 - s)))
 
 
 class NormGradX(Op, register=False):
@@ -71,9 +65,10 @@ class NormGradX(Op, register=False):
         return self.upstream(dy, h, *weights)
 
     def _standardized(self, x: Array) -> tuple[Array, Array]:
-        mean = row_mean(x) * self.centered
+        mean = row_mean(x) if self.centered else np.zeros((*x.shape[:-1], 1))
         scale = 1 / np.sqrt(row_mean((x - mean) ** 2) + self.eps)
-        statistics = np.concatenate([mean, np.zeros_like(mean), scale], axis=-1) if self.centered else scale[..., 0]
+        rest = mean - mean  # 0, NaN where the mean is not finite
+        statistics = np.concatenate([mean, rest, scale], axis=-1) if self.centered else scale[..., 0]
         return (x - mean) * scale, statistics
 
     def reference(self, dy: Array, x: Array, *weights: Array) -> tuple[Array, Array]:
@@ -81,7 +76,7 @@ class NormGradX(Op, register=False):
             h, statistics = self._standardized(self.rows(x))
             g = self.rows(self.upstream(dy, h.reshape(x.shape), *weights))
             scale = statistics[..., -1:] if self.centered else statistics[..., None]
-            dx = scale * (g - row_mean(g) * self.centered - h * row_mean(g * h))
+            dx = scale * (g - (row_mean(g) if self.centered else 0) - h * row_mean(g * h))
             return dx.reshape(x.shape), statistics
 
 

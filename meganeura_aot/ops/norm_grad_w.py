@@ -12,9 +12,10 @@ import numpy as np
 from ..errors import GraphError
 from ..graph import TensorType
 from ..op import Lowering, Op, Operand, Sample
-from .norm_grad import check_upstream, silu_slope, slope_size, spread_weights
+from .norm_grad import check_upstream, slope_size, spread_weights
 from .norm_kernel import WeightSums, channel_rows, check_norm, lower_weight_sums
 from .pointwise import Array
+from .pointwise_grad import silu_slope
 from .rows import row_over
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -15,6 +16,9 @@ from ..op import Lowering, Op, Operand
 
 GROUP = 256  # threads a workgroup
 LARGE = 1 << 20  # elements from which a thread takes four: one load each keeps too few bytes under way
+
+ARITHMETIC = ("add", "sub", "mul", "div")
+NUMBER = re.compile(r"(-?\d.*)f")  # an f32 literal of WGSL
 
 Array = np.ndarray[Any, Any]
 
@@ -69,8 +73,10 @@ class Pointwise(Op, register=False):
         """The WGSL of this operator over operand texts; `dtype` is that of the last operand."""
         wgsl = type(self).wgsl
         template = wgsl if isinstance(wgsl, str) else wgsl[dtype]
-        shown = {name: f"{np.float32(v)!s}f" for name, v in self.attributes().items() if isinstance(v, float)}
-        return template.format(*operands, **{**self.attributes(), **shown})
+        shown = self.attributes()
+        for place, (name, value) in enumerate(shown.items(), start=self.arity):
+            shown[name] = attribute_text(value, place) if isinstance(value, float) else value
+        return template.format(*operands, **shown)
 
     def gradient(self, g: Any, dy: Any, y: Any, *inputs: Any) -> tuple[Any, ...]:
         rule = type(self).derivative
@@ -81,6 +87,17 @@ class Pointwise(Op, register=False):
 
     def lower(self, k: Lowering, *inputs: Operand, out: Operand) -> None:
         dispatch_pointwise(k, (Step(self, tuple(range(len(inputs)))),), inputs, out, self.name)
+
+
+def kept(text: str, place: int) -> str:
+    """A float that the shader compiler knows nothing about, and that is another one to it than those of other places."""
+    return f"kept_f32({text}, {place}u)"
+
+
+def attribute_text(value: float, place: int) -> str:
+    """A number in an operator's expression; one that is not 0 leaves the shader compiler nothing to simplify."""
+    text = f"{np.float32(value)!s}f"
+    return text if value else kept(text, place)
 
 
 @dataclass(frozen=True)
@@ -124,14 +141,36 @@ def step_dtypes(steps: Sequence[Step], dtypes: Sequence[DType]) -> list[DType]:
 
 
 def write_steps(steps: Sequence[Step], texts: Sequence[str], dtypes: Sequence[DType]) -> tuple[list[str], str]:
-    """WGSL statements for all steps but the last, and the expression of the last (the input where there is none)."""
-    known, values, lines = step_dtypes(steps, dtypes), list(texts), []
+    """WGSL statements for all steps but the last, and the expression of the last (the input where there is none).
+
+    The shader compiler takes floats for finite when it simplifies them, so it is shown one step at a time, and no value
+    of it twice.
+    """
+    known, values = step_dtypes(steps, dtypes), list(texts)
+    lines: list[str] = []
     for index, step in enumerate(steps):
-        values.append(step.op.expression([values[i] for i in step.operands], known[step.operands[-1]]))
-        if index < len(steps) - 1:
-            lines.append(f"let v{index} = {values[-1]};")
-            values[-1] = f"v{index}"
+        result = step.op.expression(hidden_operands(step, values, known), known[step.operands[-1]])
+        if index == len(steps) - 1:
+            return lines, result
+        is_float = known[len(texts) + index] is DType.F32
+        lines.append(f"let v{index} = {kept(result, 0) if is_float else result};")
+        values.append(f"v{index}")
     return lines, values[-1]
+
+
+def hidden_operands(step: Step, values: Sequence[str], dtypes: Sequence[DType]) -> list[str]:
+    """The operands of a step; floats that the shader compiler could simplify with are hidden from it.
+
+    They are values that occur again, and numbers. Arithmetic with one number that is not 0 leaves nothing to simplify.
+    """
+    texts = [values[i] for i in step.operands]
+    operands = []
+    for place, (i, text) in enumerate(zip(step.operands, texts, strict=True)):
+        number = NUMBER.fullmatch(text)
+        simplifies = number is not None and (step.op.name not in ARITHMETIC or float(number[1]) == 0)
+        hide = dtypes[i] is DType.F32 and (simplifies or text in texts[:place])
+        operands.append(kept(text, place) if hide else text)
+    return operands
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .pointwise import Array
-from .pointwise_table import SQRT_2_OVER_PI, _erfc, _sigmoid, row
+from .pointwise_table import SQRT_2_OVER_PI, _erfc, _sigmoid, _silu, row
 
 
 def define_gradients() -> None:
@@ -48,7 +48,7 @@ def define_slopes_by_output() -> None:
 def define_slopes_by_input() -> None:
     """{1} is the input."""
     smooth = ("normal", "small", "negative", "large")
-    row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * _silu_slope(x), draws=smooth[:2])
+    row("silu_grad", 2, "{0} * silu_slope_f32({1})", lambda dy, x: dy * silu_slope(x), draws=smooth[:2])
     row("gelu_grad", 2, "{0} * gelu_erf_slope_f32({1})", lambda dy, x: dy * _gelu_slope(x), draws=smooth)
     row(
         "gelu_tanh_grad",
@@ -95,14 +95,14 @@ def define_slopes_by_two() -> None:
         "swiglu_grad_gate",
         3,
         "{0} * {2} * silu_slope_f32({1})",
-        lambda dy, gate, up: dy * up * _silu_slope(gate),
+        lambda dy, gate, up: dy * up * silu_slope(gate),
         draws=("normal", "small"),
     )
     row(
         "swiglu_grad_up",
         2,
         "{0} * silu_f32({1})",
-        lambda dy, gate: dy * (gate * _sigmoid(gate)),
+        lambda dy, gate: dy * _silu(gate),
         draws=("normal", "small"),
     )
     row(
@@ -136,17 +136,25 @@ def define_slopes_by_two() -> None:
     )
 
 
-def _silu_slope(x: Array) -> Array:
-    return np.asarray(_sigmoid(x) * (1 + x * _sigmoid(-x)))
+def _at_infinities(slope: Array, x: Array) -> Array:
+    """A slope with its limits, 0 and 1, where the formula has 0 times infinity."""
+    return np.where(np.isinf(x), x > 0, slope)
+
+
+def silu_slope(x: Array) -> Array:
+    """The derivative of silu."""
+    return _at_infinities(_sigmoid(x) * (1 + x * _sigmoid(-x)), x)
 
 
 def _gelu_slope(x: Array) -> Array:
-    return np.asarray(0.5 * _erfc(-x / math.sqrt(2)) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
+    slope = 0.5 * _erfc(-x / math.sqrt(2)) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return _at_infinities(slope, x)
 
 
 def _gelu_tanh_slope(x: Array) -> Array:
     v = 2 * SQRT_2_OVER_PI * (x + 0.044715 * x**3)
-    return np.asarray(_sigmoid(v) * (1 + x * _sigmoid(-v) * 2 * SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x * x)))
+    slope = _sigmoid(v) * (1 + x * _sigmoid(-v) * 2 * SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x * x))
+    return _at_infinities(slope, x)
 
 
 define_gradients()

@@ -31,6 +31,10 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x < 0, np.exp(-np.logaddexp(0, -x)), 1 / (1 + np.exp(-x)))
 
 
+def _silu(x: Array) -> Array:
+    return np.where(np.isneginf(x), -0.0, x * _sigmoid(x))
+
+
 def _gelu(x: Array) -> Array:
     return np.where(np.isneginf(x), -0.0, 0.5 * x * _erfc(-x / math.sqrt(2)))
 
@@ -160,7 +164,7 @@ def define_activations() -> None:
     row("relu", 1, _by_dtype("relu_f32({0})", "max({0}, 0i)", "{0}"), _relu, _of_output("relu_grad"), rule="number")
     row("sigmoid", 1, "sigmoid_f32({0})", _sigmoid, _of_output("sigmoid_grad"))
     row("tanh", 1, "tanh_f32({0})", np.tanh, _of_output("tanh_grad"))
-    row("silu", 1, "silu_f32({0})", lambda x: np.where(np.isneginf(x), -0.0, x * _sigmoid(x)), _of_input("silu_grad"))
+    row("silu", 1, "silu_f32({0})", _silu, _of_input("silu_grad"))
     row("gelu", 1, "gelu_erf_f32({0})", _gelu, _of_input("gelu_grad"))
     row("gelu_tanh", 1, "gelu_tanh_f32({0})", _gelu_tanh, _of_input("gelu_tanh_grad"))
     row("softplus", 1, "softplus_f32({0})", lambda x: np.logaddexp(0, x), lambda g, dy, y, x: (dy * g.sigmoid(x),))
@@ -198,7 +202,7 @@ def define_activations() -> None:
         _of_input("hard_swish_grad"),
         draws=("normal", "small"),
     )
-    row("swiglu", 2, "silu_f32({0}) * {1}", lambda a, b: a * _sigmoid(a) * b, _d_swiglu, draws=("normal", "small"))
+    row("swiglu", 2, "silu_f32({0}) * {1}", lambda a, b: _silu(a) * b, _d_swiglu, draws=("normal", "small"))
 
 
 def _relu(x: Array) -> Array:

@@ -72,5 +72,5 @@ def merge(
 def bindings(graph: GraphIR, op: EpilogueOp, inputs: tuple[Value, ...]) -> int:
     """Storage buffers of a fused product: its inputs that are not numbers in the text, and the output."""
     extras = inputs[op.operands :]
-    literals = [v for v in extras if isinstance(graph.nodes[v.node].op, Constant) and graph.type_of(v).size == 1]
-    return len(inputs) + 1 - len(literals)
+    sources = [graph.nodes[v.node].op for v in extras]
+    return len(inputs) + 1 - sum(isinstance(op, Constant) and op.literal() is not None for op in sources)

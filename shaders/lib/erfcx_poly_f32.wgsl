@@ -1,4 +1,4 @@
-// e^(z^2) erfc(z) for 0 <= z <= 10.2: a polynomial of degree 9 without constant term in q = 1 / (1 + 0.4 z), minimax of the
+// e^(z^2) erfc(z) for 0 <= z <= 10.4: a polynomial of degree 9 without constant term in q = 1 / (1 + 0.4 z), minimax of the
 // relative error (6.4e-8).
 fn erfcx_poly_f32(z: f32) -> f32 {
     let q = 1.0 / (1.0 + 0.4 * z);
