@@ -153,7 +153,7 @@ def check(case: Case, target: str, checked: bool) -> Tally:
             states = [after for _, after in made]
             expected, *moved = (outputs for outputs, _ in made)
             for name in expected.keys() | built.keys():
-                ref, *others = (outputs.get(name, after.get(name)) for outputs, after in made)
+                ref, *others = ((outputs | after)[name] for outputs, after in made)
                 if compare(name, built[name], ref, others).wrong:
                     tally.problems.append(f"the built graph: {subject}: {name} means something else than its calls")
                     return tally
