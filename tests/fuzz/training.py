@@ -7,14 +7,15 @@ updates against the reference of the update, and a second run against the first,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meganeura_aot import Program, Training, compile_graph
-from meganeura_aot.graph import DType, GraphIR
-from meganeura_aot.ops.leaf import State, gradient_label
+from meganeura_aot.graph import DType, GraphIR, Value
+from meganeura_aot.ops.layout import StopGradient
+from meganeura_aot.ops.leaf import Input, State, gradient_label
 from meganeura_aot.plan import ACCUMULATE, APPLY
 from meganeura_aot.reference import evaluate
 from runtime_stub.optimizer import adam_numbers, sgd_numbers
@@ -179,9 +180,11 @@ def compare_slopes(graph: GraphIR, model: Model, step: Step, tally: Tally, notes
     """The gradients of the reference against finite differences of the loss along random directions."""
     rng = np.random.default_rng([model.seed, 5])
     feeds: dict[str, Array] = {**model.feeds(0), **step.weights, **step.states}
-    value = dict(graph.outputs)["loss"]
-    loss = GraphIR(graph.nodes[: value.node + 1], (("loss", value),))
-    results = evaluate(graph, feeds)
+    stopped = tuple(
+        (f"stopped.{i}", Value(i)) for i, node in enumerate(graph.nodes) if isinstance(node.op, StopGradient)
+    )
+    loss, results = forward(graph), evaluate(replace(graph, outputs=stopped), feeds)
+    feeds |= {name: results[name] for name, _ in stopped}
     gradients = {name: results[gradient_label(name)] for name, _ in graph.gradients}
     for _ in range(DIRECTIONS):
         direction = {name: np.asarray(rng.standard_normal(array.shape)) for name, array in gradients.items()}
@@ -199,6 +202,16 @@ def compare_slopes(graph: GraphIR, model: Model, step: Step, tally: Tally, notes
         notes[note] = notes.get(note, 0) + 1
         if not kink and not abs(products.sum() - slope.value) <= FD_RTOL * size + 2 * slope.error + slope.rounding:
             tally.problems.append(f"finite differences: {slope}, the gradients say {products.sum()}")
+
+
+def forward(graph: GraphIR) -> GraphIR:
+    """The part of a differentiated graph that computes the loss; what stop_gradient gives is an input, which stays."""
+    value = dict(graph.outputs)["loss"]
+    nodes = list(graph.nodes[: value.node + 1])
+    for index, node in enumerate(nodes):
+        if isinstance(node.op, StopGradient):
+            nodes[index] = replace(node, op=Input(f"stopped.{index}", node.types[0]), inputs=())
+    return GraphIR(tuple(nodes), (("loss", value),))
 
 
 def problems_of(
