@@ -65,6 +65,19 @@ def loss_bound(op: Any, *inputs: Array) -> Array:
     return (RTOL + ATOL) * op.magnitude(*inputs) + SMALLEST_NORMAL
 
 
+def log_softmax_bound(op: Any, x: Array) -> Array:
+    """The allowed error of (x - max) - log(sum of exp(x - max)), whose terms cancel where one element outweighs the others.
+
+    The sum is 1 or more, with some roundings of its own size, so its logarithm has their absolute error at least.
+    """
+    with np.errstate(all="ignore"):
+        shifted = x - x.max(op.axis, keepdims=True, initial=-np.inf)
+        of_sum = np.log(np.exp(shifted).sum(op.axis, keepdims=True))
+        size = np.where(np.isfinite(shifted), np.abs(shifted), 0) + np.where(np.isfinite(of_sum), of_sum, 0)
+        ref = np.abs(shifted - of_sum)
+    return RTOL * np.where(np.isfinite(ref), ref, 0) + ATOL * (1 + size) + SMALLEST_NORMAL
+
+
 def attention_bound(op: Any, q: Array, k: Array, v: Array, *extras: Array) -> tuple[Array, Array]:
     """The allowed errors of attention and of its log-sum-exp: those of a product over head_dim and one over the keys."""
     size = op.sizes(q, k)
@@ -256,6 +269,7 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "cross_entropy_loss": loss_bound,
     "cross_entropy_grad": loss_bound,
     "softmax_grad": loss_bound,
+    "log_softmax": log_softmax_bound,
     "log_softmax_grad": loss_bound,
 }
 

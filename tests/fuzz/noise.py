@@ -1,6 +1,6 @@
 """What a correct f32 program may give: the reference, run again with every operator's result off by its own tolerance.
 
-Each noisy run adds what tests/tolerance.py allows an operator, up, down or with a sign an element, to each of its results. How far
+Each noisy run adds what tests/tolerance.py allows an operator, up, down or a random share, to each of its results. How far
 an output moves is its condition. An element that moves too far (an argmax between near ties, a difference of equal numbers)
 says nothing and is not compared; the report counts it.
 """
@@ -20,9 +20,9 @@ from tests.tolerance import SMALLEST_NORMAL, bound
 
 Array = np.ndarray[Any, Any]
 
-# A sign an element, with a seed, or one for all: an edge (of floor, of a comparison) within reach of a value is then crossed for
-# certain by one of the first two.
-RUNS: tuple[float | int, ...] = (1.0, -1.0, 1, 2)
+# One sign for all, or, by a seed, a normal number for each element: an edge (of floor, of a comparison) within reach of a value
+# is crossed for certain by one of the first two. What two operators add may cancel in one run, hardly in six at random.
+RUNS: tuple[float | int, ...] = (1.0, -1.0, 1, 2, 3, 4, 5, 6)
 SLACK = 2.0  # of the largest move of any run
 ROUNDING = 2.0**-22  # of the last store, whatever the operator
 VAGUE = 1e-2  # of the largest element: a larger tolerance says nothing
@@ -117,7 +117,7 @@ class Noisy:
             if node.op.name in SLOPES:
                 dy, x, *rest = map(np.abs, inputs)
                 size += ROUNDING * node.op.reference(dy, np.zeros_like(x), *rest)
-        sign = self.kind if isinstance(self.kind, float) else self.rng.choice([-1.0, 1.0], array.shape)
+        sign = self.kind if isinstance(self.kind, float) else self.rng.standard_normal(array.shape)
         return np.asarray(array + sign * size)
 
 
