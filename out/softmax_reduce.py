@@ -762,6 +762,11 @@ class ModelRunner:
             pass  # no such function here; or the text is wrong, and the public call raises naga's message
         return self.device.create_shader_module(code=code)
 
+    def _module(self, code: str) -> Any:
+        if code not in self._modules:
+            self._modules[code] = self.create_module(code)
+        return self._modules[code]
+
     def pipeline(self, code: str, **constants: float) -> Pipeline:
         key = (code, *constants.items())
         if key not in self._pipelines:
@@ -773,9 +778,7 @@ class ModelRunner:
         found = ((int(n), kinds.get(space + access, "read-only-storage")) for n, space, access in BINDING.findall(code))
         bindings = tuple(sorted(found))
         layout = self.device.create_pipeline_layout(bind_group_layouts=[self._layout(bindings)])
-        if code not in self._modules:
-            self._modules[code] = self.create_module(code)
-        stage = {"module": self._modules[code], "constants": constants}
+        stage = {"module": self._module(code), "constants": constants}
         gpu = self.device.create_compute_pipeline(layout=layout, compute=stage)
         return Pipeline(gpu, self._layout(bindings), bindings, code)
 
