@@ -15,6 +15,7 @@ import numpy as np
 
 from meganeura_aot.graph import GraphIR, Node, Value
 from meganeura_aot.ops.leaf import Constant, Leaf, Parameter, State, gradient_label
+from meganeura_aot.ops.optimizer import Update
 from meganeura_aot.ops.pointwise import Pointwise
 from tests.tolerance import SMALLEST_NORMAL, bound
 
@@ -118,7 +119,9 @@ class Noisy:
                 dy, x, *rest = map(np.abs, inputs)
                 size += ROUNDING * node.op.reference(dy, np.zeros_like(x), *rest)
         sign = self.kind if isinstance(self.kind, float) else self.rng.standard_normal(array.shape)
-        return np.asarray(array + sign * size)
+        moved = np.asarray(array + sign * size)
+        squares = isinstance(node.op, Update) and bool((array >= 0).all())  # whose root is taken
+        return np.maximum(moved, 0) if squares else moved
 
 
 @dataclass(frozen=True)

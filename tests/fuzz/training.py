@@ -15,7 +15,7 @@ import numpy as np
 from meganeura_aot import Program, Training, compile_graph
 from meganeura_aot.graph import DType, GraphIR, Value
 from meganeura_aot.ops.layout import StopGradient
-from meganeura_aot.ops.leaf import Input, State, gradient_label
+from meganeura_aot.ops.leaf import Input, Moment, State, gradient_label
 from meganeura_aot.plan import ACCUMULATE, APPLY
 from meganeura_aot.reference import evaluate
 from runtime_stub.optimizer import adam_numbers, sgd_numbers
@@ -84,8 +84,7 @@ def check(model: Model, target: str, checked: bool, notes: dict[str, int]) -> Ta
     """Two steps of training and a second run of them."""
     program, tally = model.compile(target), Tally()
     steps = run_steps(program, model, checked)
-    for index, step in enumerate(steps):
-        compare_step(program, model, index, step, tally)
+    compare_steps(program, model, steps, tally)
     if not tally.problems:
         compare_slopes(program.differentiated[ACCUMULATE], model, steps[0], tally, notes)
     for index, (one, two) in enumerate(zip(steps, run_steps(program, model, checked), strict=True)):
@@ -142,38 +141,54 @@ def starts_of(program: Program, model: Model) -> dict[str, Array]:
     return drawn | model.starts()
 
 
-def compare_step(program: Program, model: Model, index: int, step: Step, tally: Tally) -> None:
-    """The loss, the gradients and the states of a pass; the parameters after the update."""
-    graph = program.differentiated[ACCUMULATE]
-    feeds: dict[str, Array] = {**model.feeds(index), **step.weights, **step.states}
+def compare_steps(program: Program, model: Model, steps: list[Step], tally: Tally) -> None:
+    """Every pass, and every update."""
     ways: list[Any] = [evaluate, *map(Noisy, RUNS)]
+    kept: list[dict[str, Array]] = [{} for _ in ways]
+    for index, step in enumerate(steps):
+        compare_pass(program.differentiated[ACCUMULATE], model.feeds(index), index, step, ways, tally)
+        kept = compare_update(program, model, index, step, ways, kept, tally)
+
+
+def compare_pass(
+    graph: GraphIR, given: Mapping[str, Array], index: int, step: Step, ways: list[Any], tally: Tally
+) -> None:
+    """The loss, the gradients and the states."""
+    feeds: dict[str, Array] = {**given, **step.weights, **step.states}
     with np.errstate(all="ignore"):
         expected, *moved = (way(graph, feeds) for way in ways)
     got = {gradient_label(name): array for name, array in step.gradients.items()}
     got |= {"loss": step.loss} | {label: a for label, a in step.states_after.items() if label in expected}
     for name, array in expected.items():
         tally.compare(f"step {index}: {name}", got[name], array, [run[name] for run in moved])
-    if index == 0:
-        compare_update(program, model, step, ways, tally)
 
 
-def compare_update(program: Program, model: Model, step: Step, ways: list[Any], tally: Tally) -> None:
-    """The first update, from the gradients that the runner found."""
+def compare_update(
+    program: Program,
+    model: Model,
+    index: int,
+    step: Step,
+    ways: list[Any],
+    kept: list[dict[str, Array]],
+    tally: Tally,
+) -> list[dict[str, Array]]:
+    """The parameters, from the gradients that the runner found. kept: what the optimizer keeps, each way; returned anew."""
     graph = program.differentiated[APPLY]
     numbers = dict(program.plan.training.numbers) if program.plan.training else {}
     rest = {name: a for name, a in numbers.items() if name not in ("lr", "clip_norm", "nesterov")}
     adam = model.optimizer["kind"] != "sgd"
-    given = adam_numbers(numbers["lr"], 1, **rest) if adam else sgd_numbers(numbers["lr"], **rest)
+    given = adam_numbers(numbers["lr"], index + 1, **rest) if adam else sgd_numbers(numbers["lr"], **rest)
     feeds: dict[str, Any] = {"numbers": given, "clip_norm": np.float32(numbers.get("clip_norm", 0)), **step.weights}
     feeds |= {gradient_label(name): array for name, array in step.gradients.items()}
     for node in graph.nodes:
-        label, type_ = getattr(node.op, "label", ""), node.types[0]
-        if label and label not in feeds:  # what the optimizer keeps starts at zero
-            feeds[label] = np.zeros(type_.shape)
-    expected, *moved = (way(graph, feeds) for way in ways)
+        if isinstance(node.op, Moment):  # zero at the start
+            feeds[node.op.label] = np.zeros(node.types[0].shape)
+    expected, *moved = results = [way(graph, feeds | before) for way, before in zip(ways, kept, strict=True)]
     for name, array in step.weights_after.items():
         others = [run[name] for run in moved] if name in expected else []
-        tally.compare(f"update of {name}", array, expected.get(name, step.weights[name].astype(np.float64)), others)
+        ref = expected.get(name, step.weights[name].astype(np.float64))
+        tally.compare(f"step {index}: update of {name}", array, ref, others)
+    return [{name: array for name, array in run.items() if name not in step.weights} for run in results]
 
 
 def compare_slopes(graph: GraphIR, model: Model, step: Step, tally: Tally, notes: dict[str, int]) -> None:
