@@ -15,7 +15,7 @@ from .builder import Graph, extend
 from .errors import GradientError
 from .graph import DType, GraphIR, TensorType, Value
 from .op import Op
-from .ops.leaf import Leaf, Parameter
+from .ops.state.leaf import Leaf, Parameter
 from .tensor import Tensor
 
 

@@ -22,8 +22,8 @@ from .builder_norm import NormOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
-from .ops.leaf import Constant, Init, Input, Leaf, Parameter, State
-from .ops.state import AdvancePosition, Assign
+from .ops.state.leaf import Constant, Init, Input, Leaf, Parameter, State
+from .ops.state.op import AdvancePosition, Assign
 from .target import RAISABLE
 from .tensor import Number, StateHandle, Tensor, current_value
 

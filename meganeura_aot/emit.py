@@ -14,7 +14,7 @@ import numpy as np
 from .errors import PlanError
 from .inline import INFERENCE, TRAINING, inline
 from .names import Names, choose_names, identifier, unique
-from .ops.leaf import Init, gradient_label
+from .ops.state.leaf import Init, gradient_label
 from .plan import ACCUMULATE, APPLY, BufferRef, EntryPlan, ExecutionPlan, TrainingPlan
 from .target import MIB
 from .version import VERSION

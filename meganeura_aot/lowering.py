@@ -11,8 +11,8 @@ from .errors import GraphError, KernelError, LoweringError
 from .graph import GraphIR, Node, TensorType, Value
 from .kernel import read_as_f16, render
 from .op import Operand
-from .ops.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
-from .ops.pointwise import dispatch_copy
+from .ops.pointwise.op import dispatch_copy
+from .ops.state.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
 from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output, TrainingPlan
 from .target import Target
 

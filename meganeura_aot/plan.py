@@ -9,7 +9,7 @@ from typing import Any
 from .errors import PlanError
 from .graph import Advance, TensorType
 from .kernel import Kernel
-from .ops.leaf import Init
+from .ops.state.leaf import Init
 from .target import RAISABLE, Target
 
 ACCUMULATE, APPLY = "accumulate", "apply"  # the entries that training adds: forward and backward, and the update

@@ -14,8 +14,8 @@ from .builder import Graph
 from .errors import GraphError
 from .graph import GraphIR, Node, Value
 from .op import LARGEST_F32
-from .ops.leaf import Gradient, Input, Moment, Parameter, gradient_label
-from .ops.optimizer import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
+from .ops.optimizer.op import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
+from .ops.state.leaf import Gradient, Input, Moment, Parameter, gradient_label
 from .passes import activate_dropout, advance_dropout
 from .plan import ACCUMULATE, APPLY, TrainingPlan
 from .tensor import Tensor

@@ -16,7 +16,7 @@ from meganeura_aot.autodiff import differentiate
 from meganeura_aot.builder import extend
 from meganeura_aot.graph import DType, GraphIR, Node, Value
 from meganeura_aot.op import Sample
-from meganeura_aot.ops.leaf import Input, Leaf, Parameter
+from meganeura_aot.ops.state.leaf import Input, Leaf, Parameter
 from meganeura_aot.reference import evaluate
 from meganeura_aot.tensor import Tensor
 from tests import harness
