@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, Tensor, compile_graph
+from meganeura_aot.builder import NO_WORDS
 from meganeura_aot.graph import GraphIR, Value
 from meganeura_aot.op import OPS
 from meganeura_aot.ops.state.leaf import Input, State
@@ -61,7 +62,7 @@ WRITES: dict[str, tuple[str, Callable[[Graph, Tensor], None]]] = {
 }
 
 # methods whose result does not depend on a tensor that they are given
-WITHOUT_A_ROW = {"build", "constant", "input", "parameter", "set_outputs", "state"}
+WITHOUT_A_ROW = {*NO_WORDS, "constant", "input", "parameter", "set_outputs", "state"}
 
 OF_ONE_TENSOR = """
 abs ceil clip cos elu erf exp expm1 floor gelu hard_sigmoid hard_swish leaky_relu log log1p log_softmax neg recip relu

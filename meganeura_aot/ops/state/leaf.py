@@ -10,8 +10,7 @@ import numpy as np
 
 from ...graph import DType, TensorType
 from ...op import Op
-
-Init = str | tuple[str, float] | None
+from ...program import Init
 
 
 @dataclass(frozen=True)
