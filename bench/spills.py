@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from meganeura_aot import Causal, Full, Window, compile_graph
 from meganeura_aot.graph import GraphIR, TensorType
 from meganeura_aot.op import OPS, Op, Sample
-from meganeura_aot.ops.attention import Attention
-from meganeura_aot.ops.attention_grad import AttentionGradKV, AttentionGradQ
+from meganeura_aot.ops.attention.gradient import AttentionGradKV, AttentionGradQ
+from meganeura_aot.ops.attention.op import Attention
 from tests.test_operators import graph_of
 
 CACHE = "__GL_SHADER_DISK_CACHE_PATH"

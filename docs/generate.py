@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 from meganeura_aot import Graph, compile_graph  # noqa: E402
 from meganeura_aot.graph import GraphIR  # noqa: E402
 from meganeura_aot.op import OPS, Op  # noqa: E402
-from meganeura_aot.ops.pointwise import Pointwise  # noqa: E402
+from meganeura_aot.ops.pointwise.op import Pointwise  # noqa: E402
 from tests.seed_entries import COOPERATIVE, OPERATORS, SHADER_ENTRIES, Build  # noqa: E402
 from tests.test_operators import graph_of  # noqa: E402
 

@@ -11,7 +11,7 @@ from .errors import (
     ModelError,
     PlanError,
 )
-from .ops.attention import Causal, Full, Window
+from .ops.attention.op import Causal, Full, Window
 from .tensor import Tensor
 from .training import Training
 from .version import VERSION as __version__

@@ -6,16 +6,15 @@ Operators say what their gradient is (`Op.gradient`), or that it is zero everywh
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TypeGuard
 
 import numpy as np
 
-from .builder import Graph, extend
+from .builder import Graph
 from .errors import GradientError
 from .graph import DType, GraphIR, TensorType, Value
 from .op import Op
-from .ops.leaf import Leaf, Parameter
+from .ops.state.leaf import Leaf, Parameter
 from .tensor import Tensor
 
 
@@ -33,7 +32,7 @@ def differentiate(graph: GraphIR, loss: str) -> GraphIR:
     between = trained_values(graph)
     if target not in between:
         raise GradientError(f"{where}: expected a parameter that is trained behind it, found none, or all frozen")
-    g = extend(graph)
+    g = Graph.from_ir(graph)
     gradients = {target: g.constant(np.ones(type_.shape))}
     for index in reversed(range(target.node + 1)):
         node = graph.nodes[index]
@@ -42,27 +41,27 @@ def differentiate(graph: GraphIR, loss: str) -> GraphIR:
             continue
         if not hasattr(node.op, "gradient"):
             raise GradientError(f"{path_text(graph, index, target)}: {node.op.name} has no gradient")
-        g._origin = node.location
-        try:
-            parts = input_gradients(g, graph, index, [gradients.get(port) for port in ports])
-        except NotImplementedError as error:
-            raise GradientError(
-                f"{path_text(graph, index, target)}: {node.op.name} has no gradient: {error}"
-            ) from error
-        for value, part in zip(node.inputs, parts, strict=True):
-            if part is None or value not in between:
-                continue
-            expected: TensorType = graph.type_of(value)
-            assert part.type == expected, f"{node.op.name}: a gradient {part.type} of an input {expected}"
-            gradients[value] = g.add(gradients[value], part) if value in gradients else part
-    named = tuple(
-        (node.op.label, gradients[Value(index)].value)
+        with g.at(node.location):
+            try:
+                parts = input_gradients(g, graph, index, [gradients.get(port) for port in ports])
+            except NotImplementedError as error:
+                raise GradientError(
+                    f"{path_text(graph, index, target)}: {node.op.name} has no gradient: {error}"
+                ) from error
+            for value, part in zip(node.inputs, parts, strict=True):
+                if part is None or value not in between:
+                    continue
+                expected: TensorType = graph.type_of(value)
+                assert part.type == expected, f"{node.op.name}: a gradient {part.type} of an input {expected}"
+                gradients[value] = g.add(gradients[value], part) if value in gradients else part
+    named = {
+        node.op.label: gradients[Value(index)]
         for index, node in enumerate(graph.nodes)
         if is_trained(node.op) and Value(index) in gradients
-    )
+    }
     if not named:
         raise GradientError(f"{where}: expected a parameter that is trained behind it, found none")
-    return replace(g.build(), gradients=named).verify()
+    return g.finish(named)
 
 
 def input_gradients(g: Graph, graph: GraphIR, index: int, upstream: list[Tensor | None]) -> tuple[Tensor | None, ...]:

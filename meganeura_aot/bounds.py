@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from .graph import GraphIR, Value
-from .ops.leaf import Input
-from .ops.state import AdvancePosition
+from .ops.state.leaf import Input
+from .ops.state.op import AdvancePosition
 
 
 def input_bounds(graph: GraphIR) -> Mapping[Value, tuple[int, int]]:

@@ -8,7 +8,8 @@ import math
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ from .builder_norm import NormOperators
 from .errors import GraphError
 from .graph import Advance, DType, GraphIR, Node, TensorType, Value
 from .op import Op
-from .ops.leaf import Constant, Init, Input, Leaf, Parameter, State
-from .ops.state import AdvancePosition, Assign
+from .ops.state.leaf import Constant, Input, Leaf, Parameter, State
+from .ops.state.op import AdvancePosition, Assign
+from .program import Init
 from .target import RAISABLE
 from .tensor import Number, StateHandle, Tensor, current_value
 
 # arguments of a Runner's methods, and what names no tensor in a file
 RESERVED = frozenset({"self", "lr", "outputs", "__metadata__"})
+NO_WORDS = frozenset({"build", "from_ir", "at", "finish"})  # public methods of Graph that make no node
 PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 LARGEST_U32 = 2**32 - 1
 LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]
@@ -57,7 +60,7 @@ def located(method: Callable[..., Any]) -> Callable[..., Any]:
 def locate_errors(cls: type[Graph]) -> type[Graph]:
     """Every public method, `located`."""
     for name in dir(cls):
-        if not name.startswith("_") and name != "build" and callable(getattr(cls, name)):
+        if not name.startswith("_") and name not in NO_WORDS and callable(getattr(cls, name)):
             setattr(cls, name, located(getattr(cls, name)))
     return cls
 
@@ -72,7 +75,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         self._names: dict[str, str] = {}
         self._newest: dict[Value, Value] = {}  # of every written state, by its leaf: the version after the last write
         self._advances: list[Advance] = []
-        self._origin = ""  # what nodes are built for, in place of a line of the user's
+        self._location = ""  # of what is built, in place of a line of the user's
 
     # leaves
 
@@ -212,6 +215,30 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise GraphError("graph: expected outputs, got none; call set_outputs")
         return GraphIR(tuple(self._nodes), self._outputs, tuple(self._advances)).verify()
 
+    # what rewrites graphs, and importers, go on from and end with
+
+    @classmethod
+    def from_ir(cls, graph: GraphIR) -> Graph:
+        """A builder that goes on where a graph ended."""
+        g = cls()
+        g._nodes, g._outputs, g._advances = list(graph.nodes), graph.outputs, list(graph.advances)
+        g._names = {node.op.label: node.location for node in graph.nodes if isinstance(node.op, Leaf)}
+        return g
+
+    @contextmanager
+    def at(self, location: str) -> Iterator[None]:
+        """What is built within names `location` as the place where it was built, in place of a line of the user's."""
+        before, self._location = self._location, location
+        try:
+            yield
+        finally:
+            self._location = before
+
+    def finish(self, gradients: Mapping[str, Tensor] | None = None) -> GraphIR:
+        """The frozen graph, which need not have outputs, with the gradients of parameters by name."""
+        named = tuple((name, tensor.value) for name, tensor in (gradients or {}).items())
+        return GraphIR(tuple(self._nodes), self._outputs or (), tuple(self._advances), named).verify()
+
     # how nodes are made
 
     def apply(self, op: Op, *inputs: Tensor | Number) -> Tensor:
@@ -242,7 +269,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             if type_.nbytes > LARGEST_TENSOR:
                 raise self._error(op.name, f"a tensor of at most {LARGEST_TENSOR} bytes", str(type_))
         values = tuple(tensor.value for tensor in inputs)
-        self._nodes.append(Node(op, values, types, self._origin or user_location()))
+        self._nodes.append(Node(op, values, types, self._location or user_location()))
         return Tensor(self, Value(len(self._nodes) - 1), types[0])
 
     def _leaf(self, op: Input | Parameter | State) -> Tensor:
@@ -335,14 +362,6 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def _error(self, subject: str, expected: str, got: str) -> GraphError:
         return GraphError(f"{subject} (built at {user_location()}): expected {expected}, got {got}")
-
-
-def extend(graph: GraphIR) -> Graph:
-    """A builder that goes on where a graph ended: what rewrites a graph with the words of users starts from it."""
-    g = Graph()
-    g._nodes, g._outputs, g._advances = list(graph.nodes), graph.outputs, list(graph.advances)
-    g._names = {node.op.label: node.location for node in graph.nodes if isinstance(node.op, Leaf)}
-    return g
 
 
 def is_name(name: object) -> bool:

@@ -9,9 +9,9 @@ from .builder_ops import Operators
 from .errors import GraphError
 from .graph import DType, Node, Value
 from .op import Op
-from .ops.attention import Attention, Causal, Full, Mask, Window
-from .ops.cache import CacheWrite
-from .ops.pointwise import Pointwise
+from .ops.attention.cache import CacheWrite
+from .ops.attention.op import Attention, Causal, Full, Mask, Window
+from .ops.pointwise.op import Pointwise
 from .tensor import Tensor
 
 FULL = Full()

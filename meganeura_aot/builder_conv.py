@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from .arguments import Axes, Sizes
 from .builder_ops import Operators
 from .errors import GraphError
-from .ops.conv import Conv, ConvTranspose
-from .ops.pool import AvgPool, MaxPool
-from .ops.resample import Pad, Upsample
+from .ops.conv.op import Conv, ConvTranspose
+from .ops.layout.resample import Pad, Upsample
+from .ops.pool.op import AvgPool, MaxPool
 from .tensor import Number, Tensor
 
 

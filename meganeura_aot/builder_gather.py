@@ -14,11 +14,11 @@ from .builder_ops import Operators
 from .errors import GraphError
 from .graph import TensorType, Value
 from .op import Op
-from .ops.dropout import Dropout
-from .ops.gather import Embedding, Gather, GatherElements, OneHot, ScatterAdd
-from .ops.random import AdvanceCounter, Random, RandomBits, RandomNormal, RandomUniform
-from .ops.rope import Rope, turns_per_position
-from .ops.sort import ArgMax, ArgMin, TopK
+from .ops.attention.rope import Rope, turns_per_position
+from .ops.index.gather import Embedding, Gather, GatherElements, OneHot, ScatterAdd
+from .ops.random.dropout import Dropout
+from .ops.random.op import AdvanceCounter, Random, RandomBits, RandomNormal, RandomUniform
+from .ops.reduce.sort import ArgMax, ArgMin, TopK
 from .rope_scaling import Plain, Scaling
 from .tensor import Number, StateHandle, Tensor
 

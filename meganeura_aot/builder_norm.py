@@ -7,9 +7,9 @@ from .builder_ops import Operators
 from .errors import GraphError
 from .graph import DType
 from .op import Op
-from .ops.batch_norm import BatchNorm, BatchNormTraining, RunningAverage
-from .ops.loss import BceLoss, CrossEntropyLoss, L1Loss, MseLoss
-from .ops.norm import GroupNorm, LayerNorm, RmsNorm
+from .ops.loss.op import BceLoss, CrossEntropyLoss, L1Loss, MseLoss
+from .ops.norm.batch import BatchNorm, BatchNormTraining, RunningAverage
+from .ops.norm.op import GroupNorm, LayerNorm, RmsNorm
 from .tensor import Number, Tensor
 
 

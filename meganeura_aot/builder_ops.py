@@ -10,9 +10,9 @@ from .arguments import Axes
 from .builder_pointwise import PointwiseOperators
 from .errors import GraphError
 from .indexing import slice_ranges
-from .ops.layout import Concat, Expand, Permute, Reshape, Slice, StopGradient
-from .ops.matmul import MatMul
-from .ops.reduce import LogSoftmax, Max, Mean, Min, Softmax, Sum
+from .ops.layout.op import Concat, Expand, Permute, Reshape, Slice, StopGradient
+from .ops.matmul.op import MatMul
+from .ops.reduce.op import LogSoftmax, Max, Mean, Min, Softmax, Sum
 from .tensor import Tensor
 
 

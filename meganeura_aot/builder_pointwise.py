@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import GraphError
 from .op import OPS, Op
-from .ops.pointwise_table import Cast
+from .ops.pointwise.table import Cast
 from .tensor import Number, Tensor
 
 Operand = Tensor | Number

@@ -19,7 +19,7 @@ from .graph import GraphIR
 from .kernel import data_folder
 from .lowering import lower
 from .memory import share_buffers, verify_sharing
-from .ops.leaf import Parameter, State
+from .ops.state.leaf import Parameter, State
 from .passes import CLEANUP, PASSES, run_passes
 from .plan import ExecutionPlan
 from .report import Report, make_report

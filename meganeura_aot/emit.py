@@ -14,8 +14,9 @@ import numpy as np
 from .errors import PlanError
 from .inline import INFERENCE, TRAINING, inline
 from .names import Names, choose_names, identifier, unique
-from .ops.leaf import Init, gradient_label
-from .plan import ACCUMULATE, APPLY, BufferRef, EntryPlan, ExecutionPlan, TrainingPlan
+from .ops.state.leaf import gradient_label
+from .plan import BufferRef, EntryPlan, ExecutionPlan
+from .program import ACCUMULATE, APPLY, Init, TrainingSpec
 from .target import MIB
 from .version import VERSION
 
@@ -118,7 +119,7 @@ def emit_model(plan: ExecutionPlan, header: Header, names: Names) -> str:
     return "\n".join(lines) + "\n"
 
 
-def training_lines(training: TrainingPlan) -> list[str]:
+def training_lines(training: TrainingSpec) -> list[str]:
     """Class attributes that tell the stub how to train."""
     numbers, groups = (
         "{" + ", ".join(f"{quote(key)}: {value_text(value)}" for key, value in table.items()) + "}"

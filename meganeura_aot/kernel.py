@@ -74,6 +74,14 @@ def _environment() -> jinja2.Environment:
 
 
 @functools.cache
+def _templates() -> Mapping[str, str]:
+    """The path of each template below shaders/ by its name, which says nothing of the folder."""
+    folder = data_folder("shaders")
+    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.wgsl.j2"))
+    return {path.rpartition("/")[2].removesuffix(".wgsl.j2"): path for path in paths}
+
+
+@functools.cache
 def _library() -> Mapping[str, str]:
     """The text of each function of shaders/lib, by its name."""
     return {path.stem: path.read_text().strip() for path in sorted((data_folder("shaders") / "lib").glob("*.wgsl"))}
@@ -163,10 +171,10 @@ def tidy(text: str) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> Kernel:
-    """Render shaders/<template>.wgsl.j2; raises KernelError naming the template and what is undefined."""
+    """Render shaders/<subject>/<template>.wgsl.j2; raises KernelError naming the template and what is undefined."""
     try:
-        text = _environment().get_template(f"{template}.wgsl.j2").render(**variables)
-    except jinja2.TemplateError as error:
+        text = _environment().get_template(_templates()[template]).render(**variables)
+    except (KeyError, jinja2.TemplateError) as error:
         raise KernelError(f"template {template}: {error}") from error
     text = tidy(text)
     if re.search(r"\{[{%#]|[}%#]\}", text):

@@ -11,9 +11,10 @@ from .errors import GraphError, KernelError, LoweringError
 from .graph import GraphIR, Node, TensorType, Value
 from .kernel import read_as_f16, render
 from .op import Operand
-from .ops.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
-from .ops.pointwise import dispatch_copy
-from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output, TrainingPlan
+from .ops.pointwise.op import dispatch_copy
+from .ops.state.leaf import Constant, Gradient, Input, Leaf, Moment, Parameter, State, gradient_label
+from .plan import KINDS, BufferRef, Dispatch, EntryPlan, ExecutionPlan, Output
+from .program import TrainingSpec
 from .target import Target
 
 EMPTY = 16  # bytes of a buffer that holds nothing: a kernel may bind it as an array of vec4
@@ -279,7 +280,7 @@ def describe(node: Node, types: list[TensorType]) -> str:
     return f"{node.op.name}({', '.join(map(str, types))}) -> {', '.join(map(str, node.types))}"
 
 
-def lower(graphs: Mapping[str, GraphIR], target: Target, training: TrainingPlan | None = None) -> ExecutionPlan:
+def lower(graphs: Mapping[str, GraphIR], target: Target, training: TrainingSpec | None = None) -> ExecutionPlan:
     """The plan of a whole program; parameters and states are shared by name. Raises LoweringError, GraphError."""
     trained = frozenset(name for graph in graphs.values() for name, _ in graph.gradients)
     buffers: dict[str, BufferRef] = {}

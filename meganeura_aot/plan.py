@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from .errors import PlanError
 from .graph import Advance, TensorType
 from .kernel import Kernel
-from .ops.leaf import Init
+from .program import Init, TrainingSpec
 from .target import RAISABLE, Target
 
-ACCUMULATE, APPLY = "accumulate", "apply"  # the entries that training adds: forward and backward, and the update
 KINDS = ("parameter", "moment", "gradient", "state", "constant", "input", "output", "scratch")
 
 
@@ -81,28 +79,13 @@ class EntryPlan:
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
-    """What the runner must know to train: the optimizer, its numbers, and how many parameters of all are updated.
-
-    groups: of each input of numbers of the entry `apply`, the prefixes of names whose multipliers of learning rate and
-    weight decay are in it, "" for none.
-    """
-
-    kind: str
-    numbers: Mapping[str, Any]
-    groups: Mapping[str, tuple[str, str]]
-    trained: int
-    parameters: int
-
-
-@dataclass(frozen=True)
 class ExecutionPlan:
     """A whole program."""
 
     buffers: Mapping[str, BufferRef]
     entries: tuple[EntryPlan, ...]
     target: Target
-    training: TrainingPlan | None = None
+    training: TrainingSpec | None = None
 
     def dispatches(self) -> Iterator[Dispatch]:
         for entry in self.entries:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .graph import GraphIR, Value
-from .ops.leaf import Leaf, Parameter, State, gradient_label
+from .ops.state.leaf import Leaf, Parameter, State, gradient_label
 
 Array = np.ndarray[Any, Any]
 

@@ -14,10 +14,10 @@ from .builder import Graph
 from .errors import GraphError
 from .graph import GraphIR, Node, Value
 from .op import LARGEST_F32
-from .ops.leaf import Gradient, Input, Moment, Parameter, gradient_label
-from .ops.optimizer import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
+from .ops.optimizer.op import AdamUpdate, AdamWUpdate, ClipScale, SgdUpdate, Update
+from .ops.state.leaf import Gradient, Input, Moment, Parameter, gradient_label
 from .passes import activate_dropout, advance_dropout
-from .plan import ACCUMULATE, APPLY, TrainingPlan
+from .program import ACCUMULATE, APPLY, TrainingSpec
 from .tensor import Tensor
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # PyTorch's
@@ -96,11 +96,11 @@ def is_number(value: Any) -> bool:
     return number and bool(0 <= value <= LARGEST_F32)
 
 
-def training_graphs(graphs: Mapping[str, GraphIR], training: Training) -> tuple[dict[str, GraphIR], TrainingPlan]:
+def training_graphs(graphs: Mapping[str, GraphIR], training: Training) -> tuple[dict[str, GraphIR], TrainingSpec]:
     """The entries that training adds, and what the runner must know. Raises GraphError, GradientError."""
     accumulate = accumulate_graph(graphs[trained_entry(graphs)])
-    apply, plan = apply_graph(accumulate, training)
-    return {ACCUMULATE: accumulate, APPLY: apply}, plan
+    apply, spec = apply_graph(accumulate, training)
+    return {ACCUMULATE: accumulate, APPLY: apply}, spec
 
 
 def trained_entry(graphs: Mapping[str, object]) -> str:
@@ -144,7 +144,7 @@ def accumulate_graph(graph: GraphIR) -> GraphIR:
     return advance_dropout(differentiate(active, "loss")).verify()
 
 
-def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, TrainingPlan]:
+def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, TrainingSpec]:
     """The update of every parameter that has a gradient, in place, and what the runner must know of it."""
     g, update = Graph(), training.update()
     parameters = {node.op.label: node.op for node in differentiated.nodes if isinstance(node.op, Parameter)}
@@ -170,9 +170,9 @@ def apply_graph(differentiated: GraphIR, training: Training) -> tuple[GraphIR, T
             inputs[prefixes] = g.input(f"numbers_{len(inputs)}" if inputs else "numbers", (len(update.names),))
         moments = [g.apply(Moment(f"{moment}.{op.label}", op.type)) for moment in update.moments]
         g.apply(update, g.apply(op), gradients[op.label], inputs[prefixes], *moments, *scale)
-    graph = GraphIR(tuple(g._nodes), ()).verify()
+    graph = g.finish()
     groups = {input_name(graph, tensor.value): prefixes for prefixes, tensor in inputs.items()}
-    return graph, TrainingPlan(training.kind, dict(training.numbers), groups, len(trained), len(parameters))
+    return graph, TrainingSpec(training.kind, dict(training.numbers), groups, len(trained), len(parameters))
 
 
 def input_name(graph: GraphIR, value: Value) -> str:

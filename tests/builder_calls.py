@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot import Causal, Graph, Tensor
+from meganeura_aot.builder import NO_WORDS
 from meganeura_aot.op import OPS
 from meganeura_aot.rope_scaling import Linear
 
@@ -81,7 +82,6 @@ CALLS: dict[str, Arguments] = {
     "assign": {"state": StateOf((2, 4)), "value": X},
     "advance": {"state": StateOf((), "u32"), "n": 2, "limit": 8},
     "set_outputs": {"outputs": {"y": X}},
-    "build": {},
     "apply": {"op": OPS["add"](), "inputs": (X, X)},
     "apply_many": {"op": OPS["top_k"](2), "inputs": (X,)},
     "lift": {"x": X, "like": X},
@@ -185,7 +185,8 @@ CALLS: dict[str, Arguments] = {
 
 
 def methods() -> list[str]:
-    return [name for name in dir(Graph) if not name.startswith("_") and callable(getattr(Graph, name))]
+    public = [name for name in dir(Graph) if not name.startswith("_") and callable(getattr(Graph, name))]
+    return [name for name in public if name not in NO_WORDS]
 
 
 def signature(name: str) -> inspect.Signature:

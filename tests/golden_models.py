@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meganeura_aot import Graph, Tensor, Training
-from meganeura_aot.ops.resample_grad import SliceGrad
+from meganeura_aot.ops.layout.gradient import SliceGrad
 
 RUNNERS = ("batched_matmul", "digits_mlp", "pointwise", "softmax_reduce")
 TRAINERS = {"digits_train": Training("adam", lr=3e-3)}

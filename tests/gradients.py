@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.autodiff import differentiate
-from meganeura_aot.builder import extend
+from meganeura_aot.builder import Graph
 from meganeura_aot.graph import DType, GraphIR, Node, Value
 from meganeura_aot.op import Sample
-from meganeura_aot.ops.leaf import Input, Leaf, Parameter
+from meganeura_aot.ops.state.leaf import Input, Leaf, Parameter
 from meganeura_aot.reference import evaluate
 from meganeura_aot.tensor import Tensor
 from tests import harness
@@ -40,7 +40,7 @@ def loss_graph(sample: Sample, coefficient: float = COEFFICIENT) -> GraphIR:
         nodes.append(Node(leaf(f"x{i}", type_), (), (type_,)))
     types = sample.op.inferred(*sample.inputs)
     nodes.append(Node(sample.op, tuple(Value(i) for i in range(len(nodes))), types, "sample.py:1"))
-    g = extend(GraphIR(tuple(nodes), ()))
+    g = Graph.from_ir(GraphIR(tuple(nodes), ()))
     terms = []
     for port, type_ in enumerate(types):
         if type_.dtype is DType.F32:

@@ -18,7 +18,7 @@ from meganeura_aot import Graph, Program, compile_graph
 from meganeura_aot.emit import Header, declared_constants, emit_model
 from meganeura_aot.graph import GraphIR
 from meganeura_aot.names import choose_names
-from meganeura_aot.ops.leaf import Leaf, Parameter
+from meganeura_aot.ops.state.leaf import Leaf, Parameter
 from meganeura_aot.reference import evaluate
 from runtime_stub.core import Buffer, ModelRunner, Pipeline
 from runtime_stub.doctor import choose_adapter, request_device

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from meganeura_aot import Graph, Tensor
 from meganeura_aot.op import Op
-from meganeura_aot.ops.attention import Attention
-from meganeura_aot.ops.conv_grad import ConvGradWeight
-from meganeura_aot.ops.norm_grad import GroupNormGradX, LayerNormGradX, RmsNormGradX
-from meganeura_aot.ops.norm_grad_w import GroupNormGradWB, LayerNormGradWB, RmsNormGradW
-from meganeura_aot.ops.optimizer import AdamUpdate, SgdUpdate, Update
+from meganeura_aot.ops.attention.op import Attention
+from meganeura_aot.ops.conv.gradient import ConvGradWeight
+from meganeura_aot.ops.norm.gradient import GroupNormGradX, LayerNormGradX, RmsNormGradX
+from meganeura_aot.ops.norm.weight_gradient import GroupNormGradWB, LayerNormGradWB, RmsNormGradW
+from meganeura_aot.ops.optimizer.op import AdamUpdate, SgdUpdate, Update
 
 Build = Callable[[Graph], Tensor]
 

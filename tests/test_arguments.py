@@ -16,7 +16,7 @@ import pytest
 from meganeura_aot import Graph, GraphError, Tensor, Training, compile_graph
 from meganeura_aot.arguments import Indices, Labels
 from meganeura_aot.op import LARGEST_F32
-from meganeura_aot.ops.leaf import Input, Parameter, State
+from meganeura_aot.ops.state.leaf import Input, Parameter, State
 from meganeura_aot.training import DEFAULTS
 from tests import harness
 from tests.builder_calls import CALLS, Array, StateOf, call, methods, signature, tensors_of

@@ -11,7 +11,7 @@ import pytest
 from meganeura_aot import GradientError, Graph, Tensor
 from meganeura_aot.autodiff import differentiate
 from meganeura_aot.graph import DType, GraphIR
-from meganeura_aot.ops.leaf import Leaf
+from meganeura_aot.ops.state.leaf import Leaf
 from meganeura_aot.passes import CLEANUP, run_passes
 from meganeura_aot.target import find_target
 from tests.gradients import assert_finite_differences, assert_kernels

@@ -18,7 +18,7 @@ from meganeura_aot import Graph, compile_graph
 from meganeura_aot.cli import stage_text
 from meganeura_aot.emit import LINE
 from meganeura_aot.model_file import load_graphs
-from meganeura_aot.ops.leaf import Moment, State
+from meganeura_aot.ops.state.leaf import Moment, State
 from meganeura_aot.passes import CLEANUP, PASSES
 from meganeura_aot.reference import evaluate
 from meganeura_aot.target import find_target

@@ -10,8 +10,8 @@ import pytest
 
 from meganeura_aot.graph import DType
 from meganeura_aot.op import OPS, Op, Sample
-from meganeura_aot.ops.attention import Attention
-from meganeura_aot.ops.leaf import Leaf
+from meganeura_aot.ops.attention.op import Attention
+from meganeura_aot.ops.state.leaf import Leaf
 from meganeura_aot.reference import evaluate
 from tests.draws import draw
 from tests.gradients import assert_finite_differences, assert_kernels, gradients_of, loss_graph, weights_for

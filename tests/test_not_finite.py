@@ -16,7 +16,7 @@ import pytest
 from meganeura_aot import Graph, Tensor
 from meganeura_aot.graph import DType
 from meganeura_aot.op import OPS, Sample, make
-from meganeura_aot.ops.pointwise import Pointwise
+from meganeura_aot.ops.pointwise.op import Pointwise
 from meganeura_aot.reference import evaluate
 from meganeura_aot.target import TARGETS
 from tests import harness

@@ -11,8 +11,8 @@ import pytest
 from meganeura_aot import lowering
 from meganeura_aot.graph import GraphIR, Node, Value
 from meganeura_aot.op import OPS, Sample
-from meganeura_aot.ops.leaf import Input, Parameter, State
-from meganeura_aot.ops.pointwise import Pointwise
+from meganeura_aot.ops.pointwise.op import Pointwise
+from meganeura_aot.ops.state.leaf import Input, Parameter, State
 from meganeura_aot.passes import prune
 from meganeura_aot.target import TARGETS, find_target
 from tests import harness

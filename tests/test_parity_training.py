@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meganeura_aot import Graph, Training, compile_graph
-from meganeura_aot.ops.dropout import RandomDropout
+from meganeura_aot.ops.random.dropout import RandomDropout
 from tests import harness
 from tests.whole_models import MODELS, Model, torch_heads, torch_linear
 

@@ -13,7 +13,7 @@ import pytest
 
 from meganeura_aot import Graph
 from meganeura_aot.graph import DType
-from meganeura_aot.ops.leaf import Leaf
+from meganeura_aot.ops.state.leaf import Leaf
 from tests import harness
 from tests.seed_entries import OPERATORS, SHADER_ENTRIES, Build
 

@@ -16,7 +16,7 @@ SHADERS = ROOT / "shaders"
 # A module may import from the layers before its own, and a package from itself; those in one set do not see each other.
 LAYERS: list[set[str]] = [
     {"errors", "version"},
-    {"target"},
+    {"target", "program"},
     {"graph"},
     {"indexing", "rope_scaling"},
     {"op"},

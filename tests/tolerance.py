@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.op import Op
-from meganeura_aot.ops.conv import ConvOp
-from meganeura_aot.ops.conv_grad import ConvGradWeight
-from meganeura_aot.ops.matmul import MatMul
-from meganeura_aot.ops.pool import AvgPool
+from meganeura_aot.ops.conv.gradient import ConvGradWeight
+from meganeura_aot.ops.conv.op import ConvOp
+from meganeura_aot.ops.matmul.op import MatMul
+from meganeura_aot.ops.pool.op import AvgPool
 
 Array = np.ndarray[Any, Any]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ..errors import GraphError
 from ..graph import GraphIR, Node, Value
-from ..ops.dropout import Dropout, RandomDropout
-from ..ops.leaf import Leaf, State
-from ..ops.random import STATE, AdvanceCounter
+from ..ops.random.dropout import Dropout, RandomDropout
+from ..ops.random.op import STATE, AdvanceCounter
+from ..ops.state.leaf import Leaf, State
 from .rebuild import Rebuild
 
 RANDOM_STATE = "dropout.rng"  # key and counter

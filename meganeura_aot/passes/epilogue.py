@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..graph import DType, GraphIR, Node, Value
-from ..ops.epilogue import EpilogueOp
-from ..ops.leaf import Constant
-from ..ops.pointwise import Pointwise, Step
+from ..ops.pointwise.epilogue import EpilogueOp
+from ..ops.pointwise.op import Pointwise, Step
+from ..ops.state.leaf import Constant
 from ..target import Target
 from .prune import prune
 from .rebuild import Rebuild

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import DType, GraphIR, Node, Value
-from ..ops.layout import Expand, Reshape
-from ..ops.leaf import Constant
-from ..ops.pointwise import Pointwise
+from ..ops.layout.op import Expand, Reshape
+from ..ops.pointwise.op import Pointwise
+from ..ops.state.leaf import Constant
 from ..target import Target
 from .prune import prune
 from .rebuild import Rebuild

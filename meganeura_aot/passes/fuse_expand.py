@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph import GraphIR, Node, Value
-from ..ops.layout import Expand, Reshape
-from ..ops.pointwise import Pointwise, broadcast_shapes
+from ..ops.layout.op import Expand, Reshape
+from ..ops.pointwise.op import Pointwise, broadcast_shapes
 from ..target import Target
 from .prune import prune
 from .rebuild import Rebuild

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..graph import GraphIR, Node, Value
-from ..ops.dropout import Dropout
-from ..ops.layout import Expand, Reshape, StopGradient
+from ..ops.layout.op import Expand, Reshape, StopGradient
+from ..ops.random.dropout import Dropout
 from ..target import Target
 from .rebuild import Rebuild
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..graph import GraphIR, Value
 from ..op import OPS
-from ..ops.layout import Concat
-from ..ops.resample_grad import SliceGrad
+from ..ops.layout.gradient import SliceGrad
+from ..ops.layout.op import Concat
 from ..target import Target
 from .prune import prune
 from .rebuild import Rebuild

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..graph import GraphIR, Value
-from ..ops.leaf import Leaf
+from ..ops.state.leaf import Leaf
 from ..target import Target
 from .rebuild import Rebuild
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..graph import GraphIR, Node, Value
 from ..op import OPS
-from ..ops.gather import ScatterAdd, ScatterAddOnto
+from ..ops.index.gather import ScatterAdd, ScatterAddOnto
 from ..target import Target
 from .prune import prune
 from .rebuild import Rebuild

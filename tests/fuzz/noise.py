@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from meganeura_aot.graph import GraphIR, Node, Value
-from meganeura_aot.ops.leaf import Constant, Leaf, Parameter, State, gradient_label
-from meganeura_aot.ops.optimizer import Update
-from meganeura_aot.ops.pointwise import Pointwise
+from meganeura_aot.ops.optimizer.op import Update
+from meganeura_aot.ops.pointwise.op import Pointwise
+from meganeura_aot.ops.state.leaf import Constant, Leaf, Parameter, State, gradient_label
 from tests.tolerance import SMALLEST_NORMAL, bound
 
 Array = np.ndarray[Any, Any]

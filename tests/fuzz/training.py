@@ -14,9 +14,9 @@ import numpy as np
 
 from meganeura_aot import Program, Training, compile_graph
 from meganeura_aot.graph import DType, GraphIR, Value
-from meganeura_aot.ops.layout import StopGradient
-from meganeura_aot.ops.leaf import Input, Moment, State, gradient_label
-from meganeura_aot.plan import ACCUMULATE, APPLY
+from meganeura_aot.ops.layout.op import StopGradient
+from meganeura_aot.ops.state.leaf import Input, Moment, State, gradient_label
+from meganeura_aot.program import ACCUMULATE, APPLY
 from meganeura_aot.reference import evaluate
 from runtime_stub.optimizer import adam_numbers, sgd_numbers
 from tests import harness

@@ -1,0 +1,1 @@
+"""Convolutions and transposed convolutions, their gradients and their schedules."""

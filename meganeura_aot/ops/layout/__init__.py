@@ -1,0 +1,1 @@
+"""Reshape, permute, slice, concat, pad and upsample, and their gradients."""

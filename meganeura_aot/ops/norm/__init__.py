@@ -1,0 +1,1 @@
+"""Normalisation over rows, groups and batches, its gradients and its schedules."""

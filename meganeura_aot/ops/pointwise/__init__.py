@@ -1,0 +1,1 @@
+"""Pointwise operators: the table of them, their gradients, and steps in the store of another kernel."""

@@ -1,0 +1,1 @@
+"""Reductions, softmax, sorting, and how threads share rows."""

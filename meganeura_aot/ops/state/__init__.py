@@ -1,0 +1,1 @@
+"""Leaves of a graph, and writes of states."""
