@@ -1,8 +1,9 @@
 """Which kernels need more registers than an NVIDIA GPU has: python -m bench.spills [jobs]
 
-What does not fit a thread's 255 registers is kept in memory (spilled). That is slow, and a driver has computed an address
-from the wrong register there. The driver writes its machine code into a cache of its own; nvdisasm, of the CUDA toolkit
-or of Triton, makes text of it. Needs both, the package zstandard, and the GPU. Exits with 1 where a kernel spills.
+A value that does not fit the 255 registers of a thread is kept in memory (spilled). That is slow, and one driver computed
+an address from the wrong register in such code. The driver writes its machine code into a cache on disk; nvdisasm, of the
+CUDA toolkit or of Triton, turns it into text. Needs an NVIDIA GPU, nvdisasm and the package zstandard. Exits with 1 where
+a kernel spills.
 """
 
 from __future__ import annotations
@@ -33,40 +34,11 @@ from tests.test_operators import graph_of
 CACHE = "__GL_SHADER_DISK_CACHE_PATH"
 BLOB = b"NVDANVVMNVuc"  # begins the code of a pipeline
 COMPRESSED = b"\x28\xb5\x2f\xfd"  # begins a zstandard frame
-HEAD_DIMS = (
-    1,
-    3,
-    5,
-    7,
-    8,
-    13,
-    16,
-    20,
-    24,
-    28,
-    29,
-    30,
-    31,
-    32,
-    33,
-    40,
-    47,
-    48,
-    63,
-    64,
-    72,
-    80,
-    96,
-    97,
-    128,
-    160,
-    255,
-    256,
-)
+HEAD_DIMS = (1, 3, 5, 7, 8, 13, 16, 20, 24, *range(28, 34), 40, 47, 48, 63, 64, 72, 80, 96, 97, 128, 160, 255, 256)
 
 
 class Code(NamedTuple):
-    """What one pipeline became: its place in the cache, registers, instructions, accesses of a stack in memory."""
+    """The machine code of one pipeline: place in the cache, registers, instructions, accesses to a stack in memory."""
 
     place: int
     registers: int
@@ -92,7 +64,7 @@ def main() -> int:
 
 
 def compiled(kernels: list[tuple[str, str, dict[str, Any]]], jobs: int) -> list[tuple[str, Code]]:
-    """What the driver makes of each kernel, in so many processes."""
+    """The name and the machine code of each kernel, compiled by the driver in `jobs` processes."""
     with tempfile.TemporaryDirectory() as folder:
         workers = []
         for job in range(jobs):
@@ -109,7 +81,7 @@ def compiled(kernels: list[tuple[str, str, dict[str, Any]]], jobs: int) -> list[
 
 
 def distinct_kernels() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, text and override constants of each kernel of every sample of every operator, and of much attention."""
+    """Name, text and override constants of each kernel: of every sample of every operator, and of the attention cases."""
     seen = set()
     for name, target, graph in graphs():
         for dispatch in compile_graph(graph, target=target).plan.dispatches():
@@ -137,14 +109,14 @@ def attention_cases() -> Iterator[tuple[Op, tuple[TensorType, ...]]]:
                 op = Attention(heads, kv_heads, mask, soft_cap=soft_cap)
                 q, kv = (TensorType((batch, length, n * head_dim)) for n in (heads, kv_heads))
                 stat = TensorType((batch, heads, length, 2))
-                bias = (TensorType((length, length)),) * additive
+                bias = [TensorType((length, length))] if additive else []
                 yield op, (q, kv, kv, *bias)
                 yield AttentionGradQ(op), (q, q, kv, kv, stat, *bias)
                 yield AttentionGradKV(op), (q, q, kv, kv, stat, *bias)
 
 
 def work(folder: Path) -> None:
-    """Make each pipeline, and note by how much the driver's cache grew."""
+    """In a process of its own: make each pipeline, and tell by the growth of the driver's cache which code is whose."""
     from tests.harness import load
 
     runner = load(compile_graph(graph_of(OPS["relu"].samples()[0])))
@@ -152,7 +124,7 @@ def work(folder: Path) -> None:
     for name, text, constants in json.loads((folder / "kernels.json").read_text()):
         before = len(cached(folder))
         runner.create_pipeline(text, **constants)
-        for _ in range(100):  # the driver writes it a little later
+        for _ in range(100):  # the driver writes the code a little later
             if (after := len(cached(folder))) > before:
                 break
             time.sleep(0.002)
@@ -167,7 +139,7 @@ def cached(folder: Path) -> bytes:
 
 
 def disassembled(data: bytes) -> Iterator[Code]:
-    """Each pipeline of the cache. Its layout is documented nowhere: size and place of the code were found by looking."""
+    """Each pipeline of the cache. Its layout is not documented: the offsets were found in the bytes of known kernels."""
     import zstandard
 
     place = -1
@@ -186,7 +158,7 @@ def disassembled(data: bytes) -> Iterator[Code]:
         code = re.sub(r"/\*.*?\*/", "", text.stdout)
         stack_pointers = len(re.findall(r"^\s*(?:@!?U?P\d )?\w[\w.]* R1,", code, re.MULTILINE))
         stack = len(re.findall(r"\b(?:STL|LDL)\b", code))
-        if stack_pointers <= 1:  # else R1 is a register as any other
+        if stack_pointers <= 1:  # where more instructions write R1, it is no stack pointer
             stack += len(re.findall(r"\b(?:STS|LDS)[.\w]* .*\[R1(?:\+|\])", code))
         yield Code(place, max(map(int, re.findall(r"\bR(\d+)\b", code)), default=0), code.count(";"), stack)
 

@@ -21,8 +21,8 @@ from tests.test_operators import graph_of  # noqa: E402
 BUILDER_HEAD = """# The methods of Graph
 
 Made by `python docs/generate.py`; a test fails when it is out of date. A tensor also has `.shape`, `.dtype` and NumPy's
-operators. Arrays of NumPy and numbers may stand where tensors do, and NumPy's numbers, booleans and arrays where Python's
-numbers, flags and sequences do. A float that f32 does not hold is refused, and an integer that 32 bits do not hold.
+operators. Every method takes arrays of NumPy and numbers in place of tensors, and numbers, booleans and arrays of NumPy in
+place of Python's numbers, flags and sequences. It refuses a float that f32 does not hold, and an integer that 32 bits do not.
 """
 
 HEADINGS = {

@@ -1,7 +1,7 @@
-"""What users pass to a builder method becomes what its signature names: tensors, ints, floats, flags, tuples of ints.
+"""Converts the arguments of a builder method to the types that its annotations name.
 
-NumPy's arrays, numbers and booleans stand for Python's everywhere. The annotation of a parameter says what it takes, and
-the body of the method gets that and nothing else.
+Users may pass arrays, numbers and booleans of NumPy wherever a method takes tensors or values of Python. The annotation of
+a parameter decides the conversion, so the body of a method handles one type: tensors, ints, floats, flags, tuples of ints.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     from .builder import Graph
 
+# Annotations of builder methods that Python's types do not express.
 Indices = Annotated[Tensor, "integers become u32"]
 Labels = Annotated[Tensor, "integers become u32, modulo 2^32: -100 is PyTorch's label of a row that does not count"]
 Word = Annotated[int, "32 bits, with a sign or without"]
@@ -34,13 +35,14 @@ Kinds = frozenset[Any]  # the alternatives of an annotation
 
 
 class Unfit(Exception):
-    """A value that a kind does not take; the text says what it takes."""
+    """A value that a parameter does not take. The text stands in the message behind "expected": it says what is taken."""
 
 
-# kinds of numbers
+# Numbers: each function gives a value of Python, or raises Unfit.
 
 
 def integer(value: Any) -> int:
+    """A signed integer of 32 bits, as sizes and axes are in WGSL."""
     whole = _integer(value)
     if abs(whole) > LARGEST_INT:
         raise Unfit(f"an integer from {-LARGEST_INT} to {LARGEST_INT}")
@@ -48,6 +50,7 @@ def integer(value: Any) -> int:
 
 
 def word(value: Any) -> int:
+    """An integer that an i32 or a u32 holds."""
     whole = _integer(value)
     if not -(2**31) <= whole < 2**32:
         raise Unfit(f"an integer from {-(2**31)} to {2**32 - 1}")
@@ -55,9 +58,11 @@ def word(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    if not isinstance(value, NUMBERS) or np.ndim(value) or _kind(value) not in "iufO":
+    """A finite number that f32 holds."""
+    is_number = isinstance(value, NUMBERS) and np.ndim(value) == 0 and _kind(value) in "iufO"  # O: an int past 64 bits
+    if not is_number:
         raise Unfit("a number")
-    exact = value if isinstance(value, int) else float(value)
+    exact = value if isinstance(value, int) else float(value)  # float() of a huge int would raise OverflowError
     if not -LARGEST_F32 <= exact <= LARGEST_F32:
         raise Unfit("a finite number that f32 holds")
     return float(exact)
@@ -94,12 +99,12 @@ def integer_or_integers(value: Any) -> int | tuple[int, ...]:
 
 
 def _integer(value: Any) -> int:
+    if _is_flag(value):  # an int to Python, but a mistake here
+        raise Unfit("an integer")
     try:
-        if not _is_flag(value):
-            return operator.index(value)
+        return operator.index(value)
     except TypeError:
-        pass
-    raise Unfit("an integer")
+        raise Unfit("an integer") from None
 
 
 def _is_flag(value: Any) -> bool:
@@ -117,17 +122,18 @@ CONVERTERS: Mapping[Kinds, Callable[[Any], Any]] = {
 }
 
 
-# kinds of tensors
+# Tensors: each function gives a tensor of the graph. `like` is a tensor among the other arguments, or None.
 
 
 def tensor(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
-    """Numbers get the dtype of the tensor beside them; booleans stay what `constant` makes of them, and never add up."""
+    """Numbers get the dtype of `like`. Booleans do not: a mask of f32 that came from them would be added to scores."""
     if isinstance(value, Tensor):
         return graph.lift(value)
     return graph.lift(value, None if _kind(value) == "b" else like)
 
 
 def indices(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
+    """Integers become u32, whatever `like` is."""
     if isinstance(value, Tensor):
         return graph.lift(value)
     if _kind(value) not in "iu":
@@ -136,6 +142,7 @@ def indices(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
 
 
 def labels(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
+    """Signed integers become u32 modulo 2^32; floats are the weights of classes."""
     if isinstance(value, Tensor) or _kind(value) != "i":
         return tensor(graph, value, None)
     signed = np.asarray(value, np.int64)
@@ -149,64 +156,75 @@ def _kind(value: Any) -> str:
 TENSORS: Mapping[Any, Callable[..., Tensor]] = {Tensor: tensor, Indices: indices, Labels: labels}
 
 
-# the arguments of a call
+# The arguments of a call.
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a parameter takes, by its annotation. What nothing converts stays as it is: the method checks that itself."""
+class Conversion:
+    """How the arguments for one parameter are converted. Where neither function is set, the method checks them itself."""
 
-    none: bool
-    text: bool
-    convert: Callable[[Any], Any] | None
-    tensor: Callable[..., Tensor] | None
+    allows_none: bool
+    allows_text: bool
+    to_number: Callable[[Any], Any] | None
+    to_tensor: Callable[..., Tensor] | None
 
     @staticmethod
-    def by(hint: Any) -> Taken:
+    def of(hint: Any) -> Conversion:
+        """The conversion for a parameter with this annotation."""
         kinds = frozenset(get_args(hint)) if get_origin(hint) in (Union, UnionType) else frozenset({hint})
-        convert = CONVERTERS.get(kinds - {NoneType, str, *TENSORS})
-        # an operand gets the dtype of the others: `Graph.apply` lifts it
-        of_tensor = None if float in kinds else next((TENSORS[kind] for kind in kinds if kind in TENSORS), None)
-        return Taken(NoneType in kinds, str in kinds, convert, of_tensor)
+        to_number = CONVERTERS.get(kinds - {NoneType, str, *TENSORS})
+        to_tensor = next((TENSORS[kind] for kind in kinds if kind in TENSORS), None)
+        if float in kinds:  # a tensor or a float: an operand, to which `Graph.apply` gives the dtype of the others
+            to_tensor = None
+        return Conversion(NoneType in kinds, str in kinds, to_number, to_tensor)
 
-    def take(self, graph: Graph, value: Any, like: Tensor | None) -> Any:
-        if (value is None and self.none) or (self.text and isinstance(value, str)):
+    def apply(self, graph: Graph, value: Any, like: Tensor | None) -> Any:
+        """The converted argument; raises Unfit."""
+        if value is None and self.allows_none:
+            return None
+        if isinstance(value, str) and self.allows_text:
             return value
-        if self.convert and not (self.tensor and (isinstance(value, Tensor) or np.ndim(value))):
-            return self.convert(value)
-        if self.tensor is None:
+        is_array = isinstance(value, Tensor) or np.ndim(value) > 0
+        if self.to_number is not None and not (is_array and self.to_tensor is not None):
+            return self.to_number(value)
+        if self.to_tensor is None:
             return value
         if not isinstance(value, (Tensor, *NUMBERS)):
             raise Unfit("a tensor of this graph, or numbers,")
-        return self.tensor(graph, value, like)
+        return self.to_tensor(graph, value, like)
 
 
 @functools.cache
-def declared(method: Callable[..., Any]) -> tuple[inspect.Signature, Mapping[str, Taken]]:
-    """The signature of a method, and what is converted of its parameters."""
+def conversions_of(method: Callable[..., Any]) -> tuple[inspect.Signature, Mapping[str, Conversion]]:
+    """The signature of a method, and the conversions of those parameters that have one."""
     hints = get_type_hints(method, include_extras=True)
-    taken = {name: Taken.by(hint) for name, hint in hints.items() if name != "return"}
-    return inspect.signature(method), {name: kind for name, kind in taken.items() if kind.convert or kind.tensor}
+    conversions = {name: Conversion.of(hint) for name, hint in hints.items() if name != "return"}
+    needed = {name: each for name, each in conversions.items() if each.to_number or each.to_tensor}
+    return inspect.signature(method), needed
 
 
 def converted(method: Callable[..., Any], graph: Graph, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
-    """The arguments of a call, the graph first, as those that the body of `method` is written for."""
-    signature, taken = declared(method)
+    """The arguments of a call of `method` on the graph, each converted to what its parameter names.
+
+    Raises GraphError that names the method, the parameter, what it takes and what came.
+    """
+    signature, conversions = conversions_of(method)
     try:
         call = signature.bind(graph, *args, **kwargs)
     except TypeError as error:
         names = ", ".join(list(signature.parameters)[1:])
         raise GraphError(f"{method.__name__}: {error}; its arguments are {names}") from None
-    given = {name: value for name, value in call.arguments.items() if name in taken}
-    beside = (value for name, value in given.items() if taken[name].tensor is tensor)
-    like = next((value for value in beside if isinstance(value, Tensor)), None)
+    given = {name: value for name, value in call.arguments.items() if name in conversions}
+    operands = [value for name, value in given.items() if conversions[name].to_tensor is tensor]
+    like = next((value for value in operands if isinstance(value, Tensor)), None)
     for name, value in given.items():
         try:
-            call.arguments[name] = taken[name].take(graph, value, like)
+            call.arguments[name] = conversions[name].apply(graph, value, like)
         except Unfit as unfit:
             raise GraphError(f"{method.__name__}: expected {unfit} as {name}, got {shown(value)}") from None
     return call
 
 
 def shown(value: Any) -> str:
+    """A value in an error message; an array by its type, for its numbers may be many."""
     return f"an array {value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)

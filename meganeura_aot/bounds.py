@@ -1,10 +1,8 @@
-"""What the numbers of an input may be: the runner checks them on the host, before anything is written."""
+"""The least and the largest number of each integer input. The runner checks them on the host, before it writes anything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-import numpy as np
 
 from .graph import GraphIR, Value
 from .ops.state.leaf import Input
@@ -12,7 +10,7 @@ from .ops.state.op import AdvancePosition
 
 
 def input_bounds(graph: GraphIR) -> Mapping[Value, tuple[int, int]]:
-    """The least and the largest number of every input that has bounds: declared ones, and those that its users need."""
+    """The least and the largest number of every input that has bounds: declared bounds, and those that its uses need."""
     needed: dict[Value, int] = {}
     for value, largest in largest_numbers(graph):
         needed[value] = min(largest, needed.get(value, largest))
@@ -21,20 +19,18 @@ def input_bounds(graph: GraphIR) -> Mapping[Value, tuple[int, int]]:
         value, op = Value(index), node.op
         if not isinstance(op, Input) or (op.minimum is None and op.maximum is None and value not in needed):
             continue
-        limits = np.iinfo(op.type.dtype.numpy)
-        low = int(limits.min) if op.minimum is None else op.minimum
-        high = int(limits.max) if op.maximum is None else op.maximum
+        low, high = op.bounds()
         bounds[value] = (low, min(high, needed.get(value, high)))
     return bounds
 
 
 def largest_numbers(graph: GraphIR) -> Iterator[tuple[Value, int]]:
-    """Values, and what their users need them to be at most.
+    """Yield (value, largest): a use of the value needs its numbers to be at most `largest`.
 
-    An index stays below the size of what it indexes. A position moves by no more rows than were written from it on:
-    attention would see what an earlier conversation left in the others.
+    An index is less than the size that it indexes. A step of a position is at most the number of rows that were written
+    from this position on: attention would read the rows behind them, which an earlier conversation may have left.
     """
-    rows: dict[Value, int] = {}
+    rows: dict[Value, int] = {}  # position: rows that were written from it on
     for node in graph.nodes:
         types = [graph.type_of(value) for value in node.inputs]
         for place, limit in node.op.index_limits(*types).items():

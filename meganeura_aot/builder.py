@@ -38,9 +38,10 @@ LARGEST_TENSOR = RAISABLE["max-storage-buffer-binding-size"]
 
 
 def located(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, given what its signature names (see arguments.py), with the values that states have at the call.
+    """Wrap a builder method: convert its arguments, and let its errors name the user's line.
 
-    Its errors are GraphErrors that name the user's line, also where Python itself refuses a value.
+    A handle of a state becomes the value that the state has at the call; arguments.py converts the rest. An error is a
+    GraphError with the user's file and line, also where Python itself refuses a value.
     """
 
     @functools.wraps(method)
@@ -73,7 +74,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         self._nodes: list[Node] = []
         self._outputs: tuple[tuple[str, Value], ...] | None = None  # None until set_outputs
         self._names: dict[str, str] = {}
-        self._newest: dict[Value, Value] = {}  # of every written state, by its leaf: the version after the last write
+        self._newest: dict[Value, Value] = {}  # leaf of a written state: its version after the last write
         self._advances: list[Advance] = []
         self._location = ""  # of what is built, in place of a line of the user's
 
@@ -90,16 +91,17 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     ) -> Tensor:
         """A tensor given at every call, as the argument `name`.
 
-        minimum, maximum: of integers, bounds that are included. The runner raises ValueError for a number past them
-        before it writes anything; the numbers in a GPU buffer are not looked at. Indices, and the step of `advance`, have
-        an upper bound without being told.
+        minimum, maximum: inclusive bounds of an integer input. The runner raises ValueError for a number outside of them,
+        before it writes anything. It does not check the numbers of an input that is given as a GPU buffer. Inputs that are
+        used as indices or as the step of `advance` always have an upper bound.
         """
         if not is_name(name):
             raise self._error(f"input {name!r}", "a Python identifier as its name", repr(name))
         type_ = self._type(f"input {name!r}", shape, dtype)
-        if (minimum, maximum) != (None, None):
-            self._check_bounds(name, type_.dtype, minimum, maximum)
-        return self._leaf(Input(name, type_, minimum, maximum))
+        leaf = Input(name, type_, minimum, maximum)
+        if minimum is not None or maximum is not None:
+            self._check_bounds(leaf)
+        return self._leaf(leaf)
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
@@ -109,7 +111,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         dtype: "f32", "i32", "u32", or "f16" for f32 numbers that are stored as halves and read as f32.
         """
         if not _is_init(init):
-            expected = 'init "zeros", "ones", ("uniform", a) or ("normal", s), a and s finite and >= 0'
+            expected = 'init "zeros", "ones", ("uniform", a) or ("normal", s) with finite a, s >= 0'
             raise self._error(f"parameter {name!r}", expected, repr(init))
         storage = dtype if dtype == "f16" else ""
         if isinstance(init, tuple):
@@ -121,10 +123,10 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32", init: float = 0) -> Tensor:
         """A tensor that lives on the GPU across calls. `assign`, `advance`, `cache_write` write it.
 
-        What is returned is a handle: every use of it reads the newest value. What any other method returns keeps the
-        value of that call, also where it changed nothing, as `s[:]`.
+        The result is a handle: each use of it reads the newest value. The result of any other method keeps the value that
+        it had at the call, also where the method changes nothing, as `s[:]` does.
         dtype: "f32", "i32", "u32", or "f16" for a cache of f32 numbers that are stored as halves. init: the number that
-        every element has at the start and after `reset`, as 1 for a running variance.
+        every element has at the start and after `reset`, such as 1 for a running variance.
         """
         storage = dtype if dtype == "f16" else ""
         type_ = self._type(f"state {name!r}", shape, "f32" if storage else dtype)
@@ -153,7 +155,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     # states
 
     def assign(self, state: Tensor, value: Tensor | Number) -> Tensor:
-        """Write `value` into a state, and return that; every later use of the state's handle sees the new value."""
+        """Write `value` into a state, and return the new value; each later use of the state's handle reads it."""
         leaf = self._assignable("assign", state)
         if self._storage(leaf):
             raise self._error(
@@ -162,11 +164,11 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return self._write(leaf, Assign(), [self.lift(value, like=state)])
 
     def advance(self, state: Tensor, n: Tensor | Word, limit: Word) -> Tensor:
-        """Move a u32 position state by n (an int >= 0, or a scalar u32 input), and return it.
+        """Move a u32 position state by n (an int >= 0, or a scalar u32 input), and return the new position.
 
-        A call that would move it past `limit` raises RuntimeError. An input n is at most the number of rows that
-        `cache_write` writes at this position in the same graph; a larger one raises ValueError. Where n - 1 is used as
-        an index, declare the input with minimum=1. Both are raised before anything is written.
+        The runner raises before it writes anything: RuntimeError where the position would pass `limit`, and ValueError
+        where an input n is more than the number of rows that `cache_write` writes at this position in the same graph.
+        Where n - 1 is used as an index, declare the input with minimum=1.
         """
         leaf = self._state_leaf("advance", state)
         label = self._label(leaf)
@@ -193,7 +195,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def set_outputs(self, outputs: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
         """Name what a call returns: a dict, or a list whose outputs are output_0, output_1, ...
 
-        A graph that has written a state, as one that fills caches, may have none.
+        A graph that writes a state, such as one that fills caches, may have no outputs.
         """
         if not isinstance(outputs, Mapping):
             if not isinstance(outputs, Sequence):
@@ -210,7 +212,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         self._outputs = tuple((name, tensor.value) for name, tensor in outputs.items())
 
     def build(self) -> GraphIR:
-        """The frozen graph; raises GraphError when its outputs are not set."""
+        """The frozen graph. Raises GraphError where `set_outputs` was not called."""
         if self._outputs is None:
             raise GraphError("graph: expected outputs, got none; call set_outputs")
         return GraphIR(tuple(self._nodes), self._outputs, tuple(self._advances)).verify()
@@ -292,7 +294,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return StateHandle(self, leaf, self._nodes[leaf.node].types[0])
 
     def _state_leaf(self, action: str, tensor: Tensor) -> Value:
-        """The leaf of the state that a tensor is the handle or a version of."""
+        """The leaf of a state. The tensor is its handle, or one of its versions."""
         if not isinstance(tensor, Tensor):
             raise self._error(action, "a state", type(tensor).__name__)
         self._check_owner(action, tensor)
@@ -328,15 +330,15 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         if tensor.graph is not self:
             raise self._error(subject, "a tensor of this graph", "one of another graph")
 
-    def _check_bounds(self, name: str, dtype: DType, minimum: int | None, maximum: int | None) -> None:
+    def _check_bounds(self, leaf: Input) -> None:
+        subject, dtype = f"bounds of input {leaf.label!r}", leaf.type.dtype
         if not dtype.is_integer:
-            raise self._error(f"bounds of input {name!r}", "an input of i32 or u32", f"one of {dtype}")
+            raise self._error(subject, "an input of i32 or u32", f"one of {dtype}")
+        low, high = leaf.bounds()
         limits = np.iinfo(dtype.numpy)
-        low = int(limits.min) if minimum is None else minimum
-        high = int(limits.max) if maximum is None else maximum
         if not limits.min <= low <= high <= limits.max:
             expected = f"integers from {limits.min} to {limits.max}, the minimum first"
-            raise self._error(f"bounds of input {name!r}", expected, f"{minimum!r} and {maximum!r}")
+            raise self._error(subject, expected, f"{leaf.minimum!r} and {leaf.maximum!r}")
 
     def _type(self, subject: str, shape: Sequence[int], dtype: str) -> TensorType:
         if any(size < 0 for size in shape):
@@ -349,7 +351,7 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
         return DType(dtype)
 
     def _check_stored(self, subject: str, init: float, dtype: str) -> None:
-        """Raise GraphError where the memory of a leaf does not hold the number that it starts with."""
+        """Raise GraphError where a parameter or state of this dtype cannot hold its start value."""
         if dtype in ("i32", "u32"):
             limits = np.iinfo(DType(dtype).numpy)
             if not (float(init).is_integer() and limits.min <= init <= limits.max):

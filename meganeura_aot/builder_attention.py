@@ -15,6 +15,7 @@ from .ops.pointwise.op import Pointwise
 from .tensor import Tensor
 
 FULL = Full()
+# Operators whose result is 0 or 1 where all their inputs are: those that move elements, and those that combine conditions.
 MOVES = {"reshape", "permute", "slice", "concat", "expand", "stop_gradient"}
 KEEPS_CONDITIONS = MOVES | {"cast", "mul", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"}
 
@@ -24,8 +25,9 @@ class AttentionOperators(Operators):
 
     kv_heads None: as many as heads; otherwise each serves heads / kv_heads of q. head_dim is read off q, and checked
     where it is given. Options of all: attn_mask is added to the scores; it broadcasts to [B, heads, S, T], and -1e9 or
-    less, -inf included, hides a key: of a condition that is true for what is seen, where(condition, 0, -inf). scale None: 1 / sqrt(head_dim). soft_cap c: scores become c * tanh(score / c),
-    before attn_mask. A query that sees no key gives 0; a hidden key has no influence, even when it is NaN.
+    less, -inf included, hides a key. Of a condition that is true for the keys that a query sees, where(condition, 0, -inf)
+    makes such a mask. scale None: 1 / sqrt(head_dim). soft_cap c: scores become c * tanh(score / c), before attn_mask.
+    A query that sees no key gives 0; a hidden key has no influence, even when it is NaN.
     """
 
     _nodes: list[Node]
@@ -200,15 +202,15 @@ class AttentionOperators(Operators):
         if attn_mask is not None and (attn_mask.dtype is not DType.F32 or self._is_condition(attn_mask.value)):
             got = f"{attn_mask.type} of {self._nodes[attn_mask.value.node].op.name}"
             raise GraphError(
-                f"attention: expected attn_mask as f32 that is added to the scores, got {got}; where it is true for the "
-                f"keys that are seen, give where(attn_mask, 0, -inf)"
+                f"attention: expected attn_mask as f32 numbers that are added to the scores, got {got}; if it is true for "
+                "the keys that a query sees, give where(attn_mask, 0, -inf)"
             )
         if head_dim is not None and q.type.size and q.shape[-1] != op.heads * head_dim:
             raise GraphError(f"attention: expected {op.heads} heads of {head_dim} in the last axis of q, got {q.type}")
         return self.apply(op, q, k, v, *(x for x in (attn_mask, position) if x is not None))
 
     def _is_condition(self, value: Value) -> bool:
-        """Whether it is 0 or 1 by its making: comparisons, what combines them, and the same elements in other places."""
+        """Whether the graph shows that every element is 0 or 1: all its sources are comparisons."""
         pending, known = [value], {value}
         while pending:
             node = self._nodes[pending.pop().node]

@@ -115,14 +115,14 @@ class ImageOperators(Operators):
 
         Negative widths cut off, with "constant".
         """
-        chosen = (
-            range(x.rank) if axes is None else [self._axis(x, a) for a in ([axes] if isinstance(axes, int) else axes)]
-        )
+        chosen = list(range(x.rank))
+        if axes is not None:
+            chosen = [self._axis(x, axis) for axis in ([axes] if isinstance(axes, int) else axes)]
         if mode != "constant" and (isinstance(value, Tensor) or value != 0):
             raise GraphError(f"pad: expected a value with mode constant alone, got {value} and mode {mode!r}")
         table = dict(zip(chosen, widths, strict=False))
         if not len(widths) == len(chosen) == len(table):
-            raise GraphError(f"pad: expected two widths for each of the axes {list(chosen)}, got {list(widths)}")
+            raise GraphError(f"pad: expected two widths for each of the axes {chosen}, got {list(widths)}")
         front, behind = (tuple(table.get(axis, (0, 0))[side] for axis in range(x.rank)) for side in (0, 1))
         operands = [self.lift(value, like=x)] if mode == "constant" else []
         return self.apply(Pad(front, behind, mode), x, *operands)

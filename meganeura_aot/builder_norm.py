@@ -113,10 +113,10 @@ class NormOperators(Operators):
         return self.apply(CrossEntropyLoss(ignored, label_smoothing), logits, labels)
 
     def bce_loss(self, pred: Tensor, labels: Tensor) -> Tensor:
-        """mean(-(t log p + (1 - t) log(1 - p))) of probabilities p in [0, 1]; what is outside counts as the nearer end.
+        """mean(-(t log p + (1 - t) log(1 - p))) of probabilities p, clipped to [0, 1], and labels t
 
-        As PyTorch's binary_cross_entropy: logarithms are -100 or more, and the gradient of p is
-        (p - t) / max(p (1 - p), 1e-12) / size, which is large where p is 0 or 1 and wrong.
+        The same as PyTorch's binary_cross_entropy: each logarithm is at least -100, and the gradient of p is
+        (p - t) / max(p (1 - p), 1e-12) / size. This gradient is large where p is 0 or 1 and the label is the other one.
         """
         return self.apply(BceLoss(), pred, labels)
 

@@ -117,7 +117,7 @@ class Operators(PointwiseOperators):
 
     def concat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors one after the other along `axis`"""
-        if not len(tensors):
+        if len(tensors) == 0:
             raise GraphError("concat: expected one tensor or more, got none")
         like = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
         parts = [self.lift(tensor, like=like) for tensor in tensors]

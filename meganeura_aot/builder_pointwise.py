@@ -76,9 +76,12 @@ class PointwiseOperators:
         """a where condition is not 0, else b"""
         like = next((x for x in (a, b) if isinstance(x, Tensor)), None)
         if like is None and "f" in {np.asarray(a).dtype.kind, np.asarray(b).dtype.kind}:
-            a, b = (self.lift(np.asarray(number, np.float64)) for number in (a, b))
-        a = self.lift(a, like=like)
-        return self._pointwise("where", condition, a, self.lift(b, like=a if like is None else like))
+            # two numbers or arrays, one of them of floats: both become f32
+            like = self.lift(np.asarray(a, np.float64))
+            a = like
+        first = self.lift(a, like=like)
+        second = self.lift(b, like=first if like is None else like)
+        return self._pointwise("where", condition, first, second)
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """x as "f32", "i32" or "u32": f32 truncates towards zero and saturates, NaN gives 0; integers wrap"""

@@ -127,33 +127,37 @@ def entry_points(graphs: Graph | GraphIR | Mapping[str, Graph | GraphIR]) -> dic
 
 
 def refuse_different_leaves(graphs: Mapping[str, GraphIR]) -> None:
-    """Entries share parameters and states by name: each must be declared alike wherever it is."""
-    known: dict[str, tuple[str, dict[str, object]]] = {}
+    """Entries share parameters and states by name, so every entry must declare them in the same way."""
+    first: dict[str, tuple[str, Mapping[str, object]]] = {}  # label: where it was declared first, and how
     for entry, graph in graphs.items():
         for node in graph.nodes:
             op = node.op
             if not isinstance(op, Parameter | State):
                 continue
             leaf = f"{op.name} {op.label!r} of entry {entry!r} (built at {node.location})"
-            other, expected = known.setdefault(op.label, (leaf, declared(op)))
-            got = declared(op)
+            got = declaration_of(op)
+            other, expected = first.setdefault(op.label, (leaf, got))
             different = [key for key in expected if got.get(key) != expected[key]]
             if different:
-                wanted, found = (", ".join(f"{key} {of.get(key)}" for key in different) for of in (expected, got))
+                wanted = ", ".join(f"{key} {expected[key]}" for key in different)
+                found = ", ".join(f"{key} {got.get(key)}" for key in different)
                 raise GraphError(
-                    f"{leaf}: expected {wanted} as {other} has, got {found}; declare both alike, or give one another name"
+                    f"{leaf}: expected {wanted} as {other} has, got {found}; "
+                    "declare both in the same way, or rename one of them"
                 )
 
 
-def declared(op: Parameter | State) -> dict[str, object]:
-    """What a user says of a parameter or a state, by the words of the builder."""
-    said: dict[str, object] = {
+def declaration_of(op: Parameter | State) -> dict[str, object]:
+    """The arguments of `Graph.parameter` or `Graph.state` that made the leaf."""
+    declaration: dict[str, object] = {
         "kind": op.name,
         "shape": list(op.type.shape),
         "dtype": op.storage or str(op.type.dtype),
         "init": op.init,
     }
-    return said | ({"trainable": op.trainable} if isinstance(op, Parameter) else {})
+    if isinstance(op, Parameter):
+        declaration["trainable"] = op.trainable
+    return declaration
 
 
 def refuse_assigned_positions(graphs: Mapping[str, GraphIR]) -> None:
@@ -181,7 +185,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 @functools.cache
 def files_of_runners() -> ModuleType:
-    """The stub's module `files`. The stub is data of this package, not a part of it: a runner carries its text."""
+    """The module runtime_stub/files.py, loaded from its path.
+
+    runtime_stub is data of this package, not one of its modules: runners carry its text. Loading it from there keeps one
+    writer of files for both.
+    """
     spec = importlib.util.spec_from_file_location("files", data_folder("runtime_stub") / "files.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -100,11 +100,15 @@ def with_library(text: str) -> str:
     return text.rstrip() + "\n" + "".join(f"\n{library[name]}\n" for name in sorted(needed))
 
 
+# The head of an entry point whose first argument is the workgroup_id.
 _ENTRY = re.compile(r"^fn main\(\n    @builtin\(workgroup_id\) (\w+): vec3<u32>,\n(?:    .*\n)*\) \{\n", re.MULTILINE)
 
 
 def with_unknown_zero(text: str) -> str:
-    """Declare and set what `kept_f32` of the library reads, where `text` calls it: grids are flat, so z is 0."""
+    """Where `text` calls `kept_f32` of the library, declare and set the variable `unknown_zero` that it reads.
+
+    It is the z coordinate of the workgroup: 0, because grids have two dimensions, which no shader compiler knows.
+    """
     if "kept_f32(" not in text:
         return text
     entry = _ENTRY.search(text)

@@ -290,6 +290,6 @@ def lower(graphs: Mapping[str, GraphIR], target: Target, training: TrainingSpec 
     for name, graph in graphs.items():
         lowering = EntryLowering(name, graph, target, len(graphs) > 1, shared, trained)
         entries.append(lowering.run())
-        buffers |= lowering.buffers
+        buffers |= lowering.buffers  # compiler.py has refused entries that declare a shared buffer differently
     order = sorted(buffers.values(), key=lambda buffer: KINDS.index(buffer.kind))
     return ExecutionPlan({buffer.name: buffer for buffer in order}, tuple(entries), target, training).verify()

@@ -47,12 +47,13 @@ def load_graphs(path: Path, settings: Mapping[str, Any]) -> Graph | Mapping[str,
         run_file(path, module)
         found = vars(module)
         if "build" in found:
-            return taken(path, call_build(path, found["build"], settings), "build() returned")
+            result = call_build(path, found["build"], settings)
+            return checked_result(path, result, "build() returned")
         if "graph" not in found:
             raise ModelError(f"{path}: expected a function `build` or a variable `graph`, found neither")
         if settings:
             raise UsageError(f"{path}: --set needs a function `build`, the file has a variable `graph`")
-        return taken(path, found["graph"], "`graph` is")
+        return checked_result(path, found["graph"], "`graph` is")
 
 
 @contextlib.contextmanager
@@ -60,14 +61,16 @@ def as_module(path: Path) -> Iterator[ModuleType]:
     """A module for the file, importable under its name, with its folder on the path: as when a script runs."""
     module = ModuleType(path.stem)
     module.__file__ = str(path)
-    search, searched, known = sys.path, list(sys.path), sys.modules.get(path.stem)
+    search_path = sys.path
+    folders = list(search_path)
+    known = sys.modules.get(path.stem)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module  # dataclasses and pickle look a module up by its name
     try:
         yield module
     finally:
-        search[:] = searched
-        sys.path = search  # the model may have put something else there
+        search_path[:] = folders
+        sys.path = search_path  # the model may have put something else there
         if known is None:
             sys.modules.pop(path.stem, None)
         else:
@@ -108,7 +111,10 @@ def parameters_of(build: Any) -> list[inspect.Parameter]:
 
 
 def guarded(path: Path, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call user code, or look at what it made; its exceptions become a ModelError that shows the user's frames only."""
+    """Call a function of the user, or one that reads an object of the user's.
+
+    Exceptions become a ModelError that shows the user's frames alone; errors of this package pass.
+    """
     try:
         return function(*args, **kwargs)
     except KeyboardInterrupt:
@@ -151,26 +157,26 @@ def last_lines(error: BaseException) -> list[str]:
         return [f"{type(error).__name__}, whose text cannot be shown"]
 
 
-def taken(path: Path, result: Any, what: str) -> Graph | Mapping[str, Graph]:
-    """The result, checked; a mapping of any kind as a dict. What the model made may raise whatever is done with it."""
-    checked: Graph | Mapping[str, Graph] | None
-    checked, got = guarded(path, check_result, result)
-    if checked is None:
-        raise ModelError(f"{path}: {what} {got}, expected a Graph or a dict of entry names to Graphs")
-    return checked
+def checked_result(path: Path, result: Any, what: str) -> Graph | dict[str, Graph]:
+    """The graphs that a model gave, `what` says how. The result is the user's object: any access to it may raise."""
+    graphs: Graph | dict[str, Graph] = guarded(path, as_graphs, path, result, what)
+    return graphs
 
 
-def check_result(result: Any) -> tuple[Graph | dict[str, Graph] | None, str]:
-    """What is taken, or None, and what it is."""
+def as_graphs(path: Path, result: Any, what: str) -> Graph | dict[str, Graph]:
+    """A Graph as it is, a mapping of names to Graphs as a dict; raises ModelError for anything else."""
     if isinstance(result, Graph):
-        return result, ""
+        return result
+    expected = "expected a Graph or a dict of entry names to Graphs"
     if not isinstance(result, Mapping):
-        return None, type(result).__name__
+        raise ModelError(f"{path}: {what} {type(result).__name__}, {expected}")
     graphs = dict(result.items())
-    names = [name for name in graphs if not isinstance(name, str)]
-    if graphs and not names and all(isinstance(graph, Graph) for graph in graphs.values()):
-        return graphs, ""
-    return None, f"a dict of {_kinds(names or graphs.values())}{' as names' if names else ''}"
+    wrong_names = [name for name in graphs if not isinstance(name, str)]
+    if wrong_names:
+        raise ModelError(f"{path}: {what} a dict of {_kinds(wrong_names)} as names, {expected}")
+    if not graphs or not all(isinstance(graph, Graph) for graph in graphs.values()):
+        raise ModelError(f"{path}: {what} a dict of {_kinds(graphs.values())}, {expected}")
+    return graphs
 
 
 def _kinds(values: Iterable[Any]) -> str:

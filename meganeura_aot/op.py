@@ -120,15 +120,15 @@ class Op:
         OPS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        """Numbers of NumPy become Python's; raises GraphError where an attribute is not of its declared type, or where
-        32 bits do not hold it."""
+        """Convert numbers of NumPy to Python's. Raises GraphError for an attribute that is not of its declared type, or
+        that 32 bits do not hold."""
         for field in fields(self):
             value = plain(getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             expected = str(field.type).split(" | ")
             if "int" in expected and not (type(value) is int or (value is None and "None" in expected)):
                 raise GraphError(f"{self.name}: expected an integer as {field.name}, got {value!r}")
-            if "float" in expected and isinstance(value, int | float) and not abs(value) <= LARGEST_F32:
+            if "float" in expected and isinstance(value, int | float) and not abs(value) <= LARGEST_F32:  # true of NaN
                 raise GraphError(f"{self.name}: expected a finite {field.name} that f32 holds, got {value}")
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, int) and not -(2**31) <= item < 2**32:
@@ -144,7 +144,7 @@ class Op:
         return {}
 
     def rows_written(self, *types: TensorType) -> Mapping[int, int]:
-        """For inputs that are positions in a state, by place: how many rows are written from there on."""
+        """For inputs that are positions in a state, by position: the number of rows that are written from there on."""
         return {}
 
     def fuller(self) -> Op | None:
@@ -158,7 +158,7 @@ class Op:
 
 
 def check_reach(name: str, axis: int, size: int) -> None:
-    """Raise GraphError where an i32 does not hold the coordinates along a spatial axis, padding and taps included."""
+    """Raise GraphError where the padded size of a spatial axis is too large for coordinates of i32."""
     if size > LARGEST_INT:
         raise GraphError(f"{name}: expected at most {LARGEST_INT} positions on axis {axis + 2}, padded, got {size}")
 

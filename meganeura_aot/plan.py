@@ -19,7 +19,7 @@ class BufferRef:
     """A whole GPU buffer. `label` is the user's name of a leaf or output, else the name of the value it holds.
 
     storage: "f16" where f32 numbers are kept as halves. trained: of a parameter, whether it is updated.
-    bounds: of an input, the least and the largest number that it may hold, or None.
+    bounds: the least and the largest number that an input may hold, or None.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tensor: a value in a graph under construction. StateHandle: a state, whose value changes with every write."""
+"""Tensor: a value in a graph under construction. StateHandle: a state, of which each write makes a new value."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ class StateHandle(Tensor):
 
 
 def current_value(argument: Any) -> Any:
-    """The argument with the handles of states in it, alone or in a list, tuple or mapping, as the values of this moment.
+    """Replace each StateHandle in an argument, also inside a list, tuple or mapping, by the value that it has now.
 
-    A method that works on these cannot return a handle, nor read one after it has written the state.
+    So a builder method cannot return a handle, and cannot read a newer value after it has written the state.
     """
     if isinstance(argument, StateHandle):
         return Tensor(argument.graph, argument.value, argument.type)

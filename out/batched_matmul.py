@@ -52,14 +52,14 @@ max-vertex-buffers 8 max-vertex-attributes 16 max-vertex-buffer-array-stride 204
 max-inter-stage-shader-variables 16 max-color-attachment-bytes-per-sample 32 max-immediate-size 0"""
 UNUSED = ("texture", "sample", "vertex", "color", "inter-stage", "immediate")
 VULKAN_METAL_DX12 = 0b1101  # flags of WGPUInstanceBackend, as wgpu-native numbers them
-CPU_ADVICE = "this adapter is a CPU: compile with --target cpu, whose kernels are faster there"
+CPU_ADVICE = "this adapter is a CPU: compile with --target cpu, whose kernels are made for it"
 REMEDY = (
     "install the GPU vendor's Vulkan driver, or Mesa's (Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1)"
 )
 
 
 class CpuAdapterWarning(UserWarning):
-    """A runner compiled for GPUs runs on a software adapter."""
+    """A runner that was compiled for GPUs runs on a software adapter."""
 
 
 def import_wgpu() -> Any:
@@ -73,22 +73,22 @@ def import_wgpu() -> Any:
 
 
 class Process:
-    """What all runners of a process share, whatever files they come from: it is kept on the module wgpu."""
+    """What all runners of a process share. Each runner file has its own copy of this class, so it is kept on the module wgpu."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # around what wgpu does not do in several threads at once
+        self.lock = threading.RLock()  # held around calls of wgpu that must not run in several threads at once
         self.pid: int | None = None  # of the process that opened the GPU
         self.gl_adapters: list[Any] = []  # found once and never dropped: see find_adapters
-        self.warned = False  # about a software adapter
+        self.warned = False  # whether a software adapter was announced
 
 
 def this_process() -> Any:
-    """The Process of this one; setdefault is atomic, so that all threads get the same."""
+    """The Process that all runners share. setdefault is atomic, so all threads get the same one."""
     return vars(import_wgpu()).setdefault("_meganeura_process", Process())
 
 
 def open_process() -> None:
-    """Say that this process uses the GPU; RuntimeError in a child that was forked after its parent had done so."""
+    """Note that this process uses the GPU. Raises RuntimeError in a child that was forked after its parent had done so."""
     process = this_process()
     if process.pid not in (None, os.getpid()):
         raise RuntimeError(
@@ -102,7 +102,7 @@ def open_process() -> None:
 
 
 def keep_what_was_inherited() -> None:
-    """In a forked child: never release wgpu's objects of the parent, for that waits for threads which are not there."""
+    """In a forked child: never release the parent's objects of wgpu. That would wait for threads that a fork does not copy."""
     try:
         native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
         first_of_child = next(importlib.import_module("wgpu._classes").object_id_counter)
@@ -118,10 +118,10 @@ def keep_what_was_inherited() -> None:
 
 
 def find_adapters() -> list[Any]:
-    """Those of Vulkan, Metal and DX12; of GL only where there are none of these.
+    """The adapters of Vulkan, Metal and DX12. Where there are none, those of GL.
 
-    To look for GL makes an EGL context current, and a GL adapter is dropped with its context current: where another
-    thread holds one, wgpu ends the process. So one thread at a time looks, once, and these adapters are kept.
+    Looking for GL adapters and dropping one both make an EGL context current. Where another thread has a context current
+    at that time, wgpu ends the process. So one thread at a time looks, GL adapters are looked for once, and they are kept.
     """
     open_process()
     process = this_process()
@@ -136,7 +136,7 @@ def find_adapters() -> list[Any]:
 
 
 def find_adapters_without_gl() -> list[Any]:
-    """As enumerate_adapters_sync, which cannot leave a backend out."""
+    """The same as wgpu's enumerate_adapters_sync, without GL: that function has no argument for backends."""
     native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
     enumerate_adapters = native.libf.wgpuInstanceEnumerateAdapters
     instance = native.get_wgpu_instance()
@@ -195,7 +195,7 @@ def request_device(adapter: Any, model: Any) -> Any:
 
 
 def is_slow(adapter: Any, model: Any) -> bool:
-    """Whether the model was compiled for GPUs and the adapter is none."""
+    """Whether the model was compiled for GPUs, and the adapter is a CPU."""
     return model.target in ("webgpu", "native") and adapter.info["adapter_type"] == "CPU"
 
 
@@ -268,7 +268,7 @@ def unpack(text: str) -> bytes:
 
 
 class Unreadable(NamedTuple):
-    """In place of an array: a tensor of a file whose dtype is not taken."""
+    """Stands in place of an array for a tensor of a file whose dtype models and NumPy lack."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -300,7 +300,10 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
     text = f"expected {like}, got {name}{list(array.shape)}"
     if array.shape != like.shape:
         raise ValueError(text)
-    if array.dtype.kind not in ("biu" if dtype.kind != "f" else "biuf" if mixed else "f"):
+    kinds = "biu"
+    if dtype.kind == "f":
+        kinds = "biuf" if mixed else "f"
+    if array.dtype.kind not in kinds:
         raise ValueError(f"{text}: convert it first")
     if dtype.kind != "f" and array.size:
         low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
@@ -311,7 +314,7 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
 
 
 def check_bounds(array: Any, bounds: tuple[int, int] | None) -> None:
-    """ValueError where a number is less than the first of the bounds, or more than the second."""
+    """Raise ValueError where a number is less than the first of the bounds, or more than the second."""
     if bounds is None:
         return
     low, high = bounds
@@ -325,7 +328,7 @@ def match_tensors(
 ) -> dict[Buffer, Any]:
     """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown.
 
-    source: where they come from, for a hint where it is one of several files.
+    source: the path or mapping that gave them. If it is one of several files, the message hints at their index.
     """
     arrays, problems = {}, [f"{name}: not a tensor of this model" for name in given if strict and name not in buffers]
     missing = [f"{name}: missing, expected {b}" for name, b in buffers.items() if name not in given]
@@ -345,7 +348,7 @@ def match_tensors(
 
 
 def hints_about(source: Any) -> list[str]:
-    """What to give in place of one of several files, by its name."""
+    """A hint to give the index, if the source has the name of one of several files."""
     if not isinstance(source, str | os.PathLike):
         return []
     file = os.path.basename(source)
@@ -363,7 +366,7 @@ def hints_about(source: Any) -> list[str]:
 FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
 }
-# Dtypes of files that are not taken, and their bits an element.
+# Dtypes of safetensors that models and NumPy lack: bits of one element.
 UNREADABLE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(
     ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
 )
@@ -372,7 +375,7 @@ MAX_HEADER_BYTES = 30_000_000
 MAX_TENSORS = 100_000
 TORCH_REMEDY = "give what torch.load(path, weights_only=True) returns, or write that with safetensors.torch.save_file"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-# How files of other kinds begin, what is near their beginning, what they are and what to do.
+# Files of other kinds: their first bytes, bytes near the beginning, and what the message says they are, with the remedy.
 OTHER_FILES = (
     (b"PK\x03\x04", b"/data.pkl", f"a file of PyTorch: {TORCH_REMEDY}"),
     (b"PK\x03\x04", b".npy", "an .npz file of NumPy: give what numpy.load(path) returns"),
@@ -389,7 +392,10 @@ OTHER_FILES = (
 
 
 def read_weights(source: Any) -> Mapping[str, Any]:
-    """Arrays by name: a mapping as it is, else those of a safetensors file, or of all that an index.json names."""
+    """Arrays by name, from a mapping, a safetensors file, or an index.json and the safetensors files that it names.
+
+    Raises WeightError and OSError.
+    """
     if isinstance(source, Mapping):
         return source
     if not isinstance(source, str | os.PathLike):
@@ -399,7 +405,10 @@ def read_weights(source: Any) -> Mapping[str, Any]:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Arrays by name, each from the file beside the index in which it is said to be. Raises WeightError, OSError."""
+    """Arrays by name, each from the file that the index names for it. The files are in the folder of the index.
+
+    Raises WeightError and OSError.
+    """
     data = map_file(path)
     try:
         if data.size > MAX_HEADER_BYTES:
@@ -422,6 +431,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON as a dict. Python would keep the last of two values of one name; this raises ValueError."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a name appears twice in the header")
     return dict(pairs)
@@ -438,31 +448,31 @@ def map_file(path: str | os.PathLike[str]) -> Any:
 
 
 def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict[str, Any]:
-    """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError.
+    """Arrays by name, mapped from a file that is not trusted: every fault of it is a WeightError.
 
-    What is of another dtype than models and NumPy have is there as Unreadable.
+    A tensor of a dtype that models and NumPy lack is an Unreadable. metadata: a dict that gets the file's metadata.
     """
     data = map_file(path)
-    arrays, name = dict[str, Any](), "the header"
+    arrays = dict[str, Any]()
+    name = "the header"  # of what is being read, for the message
     try:
-        start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if end > data.size or data[8:9].tobytes() != b"{":
-            begins = data[8:9].tobytes()
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {begins!r}: expected {{")
-        if end > MAX_HEADER_BYTES:
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}: expected at most {MAX_HEADER_BYTES}")
-        header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
-        ({} if metadata is None else metadata).update(header.pop("__metadata__", {}).items())
+        header, start = read_header(data)
+        about = dict(header.pop("__metadata__", {}).items())
+        if metadata is not None:
+            metadata.update(about)
         if len(header) > MAX_TENSORS:
             raise ValueError(f"expected at most {MAX_TENSORS} tensors, got {len(header)}")
+        end = start
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            (begin, stop), dtype, shape = entry["data_offsets"], entry["dtype"], entry["shape"]
+            begin, stop = entry["data_offsets"]
+            shape = entry["shape"]
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
-            raw, end = data[end : start + stop], start + stop
+            raw = data[end : start + stop]
+            end = start + stop
             if end > data.size:
                 raise ValueError(f"the file is truncated: {data.size} bytes where {end} are needed")
-            arrays[name] = as_declared(raw, dtype, shape)
+            arrays[name] = as_declared(raw, entry["dtype"], shape)
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -471,8 +481,20 @@ def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict
     return arrays
 
 
+def read_header(data: Any) -> tuple[dict[str, Any], int]:
+    """The JSON object at the beginning of a safetensors file, and the place behind it. Raises ValueError."""
+    end = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    begins = data[8:9].tobytes()
+    if end > data.size or begins != b"{":
+        raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {begins!r}: expected {{")
+    if end > MAX_HEADER_BYTES:
+        raise ValueError(f"{end - 8} bytes in a file of {data.size}: expected at most {MAX_HEADER_BYTES}")
+    header: dict[str, Any] = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
+    return header, end
+
+
 def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
-    """Bytes of a file as an array, or as Unreadable. Raises where their number is another one."""
+    """Bytes of a file as an array, or as Unreadable. Raises where dtype and shape need another number of bytes."""
     if dtype in FILE_DTYPES:
         return raw.view(FILE_DTYPES[dtype]).reshape(shape)
     if dtype not in UNREADABLE_BITS:
@@ -483,9 +505,9 @@ def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
 
 
 def other_kind(data: Any) -> str | None:
-    """What a file is that is not sound safetensors, and what to do, where its beginning tells."""
+    """The kind of a file that is not sound safetensors, with the remedy, or None where its beginning does not tell."""
     beginning = data[:1024].tobytes()
-    if beginning[4:9] == b"\0\0\0\0{":  # damaged, but no other kind: a header of less than 4 GB follows its length
+    if beginning[4:9] == b"\0\0\0\0{":  # the length of a header below 4 GB, then the header: damaged safetensors
         return None
     for first, near, what in OTHER_FILES:
         if beginning.startswith(first) and near in beginning:
@@ -501,11 +523,11 @@ BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform
 
 
 def guarded(method: Method) -> Method:
-    """Of a runner that can be used only, and for one thread at a time."""
+    """Wrap a method of a runner: it runs in one thread at a time, and only while the runner can be used."""
 
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **more: Any) -> Any:
-        if self._pid != os.getpid():  # before the lock, which nobody would release in a child
+        if self._pid != os.getpid():  # before the lock: a child may have inherited it locked
             raise RuntimeError(
                 f"{self.name} was made in another process, and a GPU cannot be used across a fork: make the runner in "
                 "the process that uses it, or start that one by multiprocessing.get_context('spawn')"
@@ -524,8 +546,11 @@ def guarded(method: Method) -> Method:
 
 
 def watch_destroy(gpu: Any, name: str, destroyed: list[str]) -> None:
-    """From now on gpu.destroy() also notes the name: once submitted, a destroyed buffer would end the process."""
-    itself = weakref.ref(gpu)  # a buffer that refers to itself would wait for Python's collector
+    """Make gpu.destroy() also append the name to `destroyed`.
+
+    Later calls are refused by this: wgpu would end the process where a destroyed buffer is submitted.
+    """
+    itself = weakref.ref(gpu)  # without a reference cycle, which only Python's collector would free
 
     def destroy() -> None:
         destroyed.append(name)
@@ -613,7 +638,7 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
-    target = ""  # what it was compiled for
+    target = ""  # the compiler's --target
     parameters = property(lambda self: self._named("parameter").types())
     states = property(lambda self: self._named("state").types())
     inputs = property(lambda self: self._only_entry("inputs").inputs)
@@ -630,10 +655,9 @@ class ModelRunner:
         self._slow = is_slow(self.device.adapter, self)
         self.has = self.device.features.__contains__
         self.bind = functools.partial(BindGroup, self.device)
-        # Made once for each text, signature, or text with constants.
-        self._modules = dict[str, Any]()
-        self._layouts = dict[Any, Any]()
-        self._pipelines = dict[Any, Pipeline]()
+        self._modules = dict[str, Any]()  # by text
+        self._layouts = dict[Any, Any]()  # by signature
+        self._pipelines = dict[Any, Pipeline]()  # by text and constants
         for buffer in self._declared:
             buffer.gpu = self.allocate(buffer)
             if buffer.kind == "constant":
@@ -678,7 +702,7 @@ class ModelRunner:
         return "\n".join([cls.__doc__ or cls.name, *(f"{where}{b.kind} {b.name} {b}" for where, b in named)])
 
     def _only_entry(self, what: str) -> Entry:
-        """That of a model with one entry; ValueError saying how to get at `what` of one of several."""
+        """The entry of a model with one entry. For several, a ValueError says how to get `what` of each."""
         if self._only is None:
             names = list(self.entries)
             raise ValueError(
@@ -710,7 +734,7 @@ class ModelRunner:
     def input(
         self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, bounds: Any = None
     ) -> Buffer:
-        """bounds: the least and the largest number of an array given for it; a GPU buffer's are not looked at."""
+        """bounds: the least and the largest number that a given array may have. Those of a GPU buffer are not checked."""
         self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=bounds)
         return buffer
 
@@ -727,7 +751,7 @@ class ModelRunner:
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
         """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter.
 
-        It stays the runner's: where it is destroyed, every later use of the runner is a RuntimeError.
+        The runner still owns it: once it is destroyed, every later use of the runner raises RuntimeError.
         """
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
@@ -795,7 +819,8 @@ class ModelRunner:
     ) -> dict[str, Any]:
         """Run an entry point once; everything is checked before anything is uploaded or encoded.
 
-        only: in place of inputs, the array of the only one. outputs: names of those to read back, all by default.
+        only: the array of an entry's only input, in place of `inputs`. outputs: names of the outputs to read back; all by
+        default.
         """
         target = self.entries[entry]
         inputs = self._named_inputs(target, inputs, only)
@@ -803,7 +828,7 @@ class ModelRunner:
         return self._run(target, inputs, results)
 
     def _named_inputs(self, target: Entry, inputs: Mapping[str, Any], only: tuple[Any, ...]) -> Mapping[str, Any]:
-        """What is given by name, or one array for an only input."""
+        """The inputs by name; one array without a name is the only input of the entry."""
         if not only:
             return inputs
         if inputs or len(only) > 1 or len(target.feeds) != 1:
@@ -815,7 +840,7 @@ class ModelRunner:
         return dict(zip(target.feeds, only))
 
     def _wanted(self, target: Entry, outputs: Iterable[str] | None) -> list[Buffer]:
-        """The results with these names, all where there are none, in the order of declaration."""
+        """The results with these names, in the order of declaration. None: all."""
         if outputs is None:
             return list(target.results.values())
         if isinstance(outputs, str) or not np.iterable(outputs):
@@ -865,7 +890,7 @@ class ModelRunner:
         return outcome
 
     def _say_slow(self) -> None:
-        """Once a process."""
+        """Warn about a software adapter, once a process."""
         self._slow = False
         process = this_process()
         if not process.warned:
@@ -932,8 +957,11 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """By name and shape, states too: all of it, or WeightError and nothing. From a safetensors file, the index.json of
-        several, or a mapping of names to arrays or PyTorch's tensors."""
+        """Load parameters, and states that are given too, by name and shape. Where one does not fit, WeightError, and nothing
+        is loaded.
+
+        source: a safetensors file, the index.json of several, or a mapping of names to arrays or PyTorch's tensors.
+        """
         given = read_weights(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
         arrays = match_tensors(given, Names(wanted), strict, source)
@@ -976,8 +1004,8 @@ class ModelRunner:
             self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
-        """Free what it has on the GPU, and the device unless it is the host program's."""
-        if self._pid != os.getpid():  # all of it is the parent's
+        """Free all memory of the runner on the GPU, and the device unless it is the host program's."""
+        if self._pid != os.getpid():  # a forked child: the memory belongs to its parent
             self.closed = True
             return
         with self._lock:
@@ -991,7 +1019,7 @@ class ModelRunner:
             self._drop()
 
     def _drop(self) -> None:
-        """Let go of all that wgpu has made, so that its memory is freed now."""
+        """Drop all objects of wgpu, so that their memory is freed now and not by Python's collector."""
         for buffer in self._declared:
             buffer.gpu = None
         for entry in self.entries.values():
@@ -1003,7 +1031,7 @@ class ModelRunner:
             made.clear()
         self._staging = None
         if self._own_device and hasattr(self.device, "_release"):
-            self.device._release()  # it refers to itself, and would stay until Python's collector runs
+            self.device._release()  # a device is in a reference cycle
 
     __exit__ = close
 
@@ -1016,10 +1044,10 @@ class ModelRunner:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A binary file to write to, which takes the place of `path` when the block ends without an error.
+    """Open a binary file for writing. It takes the place of `path` when the block ends without an error.
 
-    A device or a pipe is written to. What a link leads to is replaced, and keeps its mode. Raises OSError, also where
-    the file that is there must not be written to.
+    A device or a pipe is not replaced: it is written to. A link stays: the file that it leads to is replaced. The new file
+    has the mode of the old one. Raises OSError, also where the old file is read-only.
     """
     mode = mode_of(path)
     if mode is not None and not stat.S_ISREG(mode):
@@ -1027,7 +1055,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
             yield stream
         return
     if mode is not None:
-        open(path, "r+b").close()  # a read-only file stays, though its folder would let another one take its name
+        open(path, "r+b").close()  # raises for a read-only file, which a rename would replace all the same
     target = os.path.realpath(path)
     remove_left_behind(target)
     temporary, file = open_temporary(target, 0o666 if mode is None else 0o600)
@@ -1048,7 +1076,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def mode_of(path: str | os.PathLike[str]) -> int | None:
-    """The mode of what is there, behind links, or None."""
+    """The mode of the file at `path`, behind links, or None where there is none."""
     try:
         return os.stat(path).st_mode
     except FileNotFoundError:
@@ -1056,27 +1084,30 @@ def mode_of(path: str | os.PathLike[str]) -> int | None:
 
 
 def temporary_prefix(target: str) -> str:
-    """What the names of the target's temporary files begin with: at most 50 of its characters, 200 of 255 bytes."""
+    """The beginning of the names of the target's temporary files.
+
+    50 characters have at most 200 bytes in UTF-8. With the rest, the name stays below the 255 bytes of most file systems.
+    """
     return f".{os.path.basename(target)[:50]}.unfinished-"
 
 
 def open_temporary(target: str, permissions: int) -> tuple[str, Any]:
-    """A new file beside the target, and its path. It is locked until it is closed, or its process ends."""
+    """Make a file beside the target; returns its path and the file. It is locked until it is closed or its process ends."""
     while True:
         path = os.path.join(os.path.dirname(target), temporary_prefix(target) + secrets.token_hex(8))
         try:
             file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "wb")
         except OSError as error:
             raise OSError(error.errno, error.strerror, target) from error  # the name that the user knows
-        with contextlib.suppress(OSError):  # not every file system has locks; there nothing is removed either
+        with contextlib.suppress(OSError):  # a file system without locks: remove_left_behind removes nothing there
             lock(file, wait=True)
         if os.path.exists(path):
             return path, file
-        file.close()  # another writer took it for left behind, before it was locked
+        file.close()  # before it was locked, another writer removed it as left behind: try again
 
 
 def remove_left_behind(target: str) -> None:
-    """Temporary files of the target whose process was killed. Those that are written to are locked, and stay."""
+    """Remove temporary files of the target whose process was killed. A file that is being written is locked, and stays."""
     folder, prefix = os.path.dirname(target), temporary_prefix(target)
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -1089,14 +1120,14 @@ def remove_left_behind(target: str) -> None:
 def lock(file: Any, wait: bool) -> None:
     """Lock a file against other processes and threads. Raises OSError where it is locked, or cannot be."""
     if os.name == "nt":
-        raise OSError("no lock that ends with the process and lets others read")
+        raise OSError("Windows has no lock that ends with the process and lets others read the file")
     import fcntl
 
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def sync_folder(folder: str) -> None:
-    """Make a new name in the folder survive a power failure, where the system can."""
+    """Write the names in a folder to disk, so that a new one survives a power failure. Not every system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -1109,10 +1140,10 @@ def sync_folder(folder: str) -> None:
 
 
 def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: int, each: bool) -> None:
-    """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down.
+    """Print the times of runs without upload and read-back, after a second of load, because an idle GPU clocks down.
 
-    They are runs in earnest: states move, and steps of training change the weights, which is said. `step` of a training
-    runner does not move with them.
+    The runs are real: they write states, and training steps change the weights; a line says so. `step` of a training runner
+    does not count them.
     """
     target, device, usage = runner.entries[entry], runner.device, runner.wgpu.BufferUsage
     for buffer, array in runner._prepare(target, inputs)[0].items():
@@ -1255,8 +1286,8 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
 
 
 def save_npz(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
-    """As np.savez, but for any name, and all or nothing."""
-    whole = io.BytesIO()  # a device cannot go back and forth as ZipFile wants to
+    """The same as np.savez, for arrays of any name; the file is written whole or not at all."""
+    whole = io.BytesIO()  # ZipFile seeks in its file, which a pipe or a device cannot
     with zipfile.ZipFile(whole, "w") as file:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -1394,9 +1425,9 @@ fn main(
     store(batch, row, col, sum00);
 }
 
-// x, hidden from the shader compiler, which takes floats for finite: it makes 0 of `x * 0.0` and of `x - x`, and y of `(x + y) - x`,
-// also where that is NaN. unknown_zero is a coordinate of the workgroup, which is 0 in every launch, and no compiler knows: x at
-// two places is two values to it.
+// x, hidden from the shader compiler. Compilers assume that floats are finite: they make 0 of `x * 0.0` and of `x - x`, and y of
+// `(x + y) - x`, also where the result is NaN. unknown_zero is the z coordinate of the workgroup: it is 0 in every launch, but no
+// compiler knows that. So x at two places is two values to the compiler.
 fn kept_f32(x: f32, place: u32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) | (unknown_zero << place));
 }

@@ -97,8 +97,8 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
 
 
 def save_npz(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
-    """As np.savez, but for any name, and all or nothing."""
-    whole = io.BytesIO()  # a device cannot go back and forth as ZipFile wants to
+    """The same as np.savez, for arrays of any name; the file is written whole or not at all."""
+    whole = io.BytesIO()  # ZipFile seeks in its file, which a pipe or a device cannot
     with zipfile.ZipFile(whole, "w") as file:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:

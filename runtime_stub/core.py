@@ -33,11 +33,11 @@ BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform
 
 
 def guarded(method: Method) -> Method:
-    """Of a runner that can be used only, and for one thread at a time."""
+    """Wrap a method of a runner: it runs in one thread at a time, and only while the runner can be used."""
 
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **more: Any) -> Any:
-        if self._pid != os.getpid():  # before the lock, which nobody would release in a child
+        if self._pid != os.getpid():  # before the lock: a child may have inherited it locked
             raise RuntimeError(
                 f"{self.name} was made in another process, and a GPU cannot be used across a fork: make the runner in "
                 "the process that uses it, or start that one by multiprocessing.get_context('spawn')"
@@ -56,8 +56,11 @@ def guarded(method: Method) -> Method:
 
 
 def watch_destroy(gpu: Any, name: str, destroyed: list[str]) -> None:
-    """From now on gpu.destroy() also notes the name: once submitted, a destroyed buffer would end the process."""
-    itself = weakref.ref(gpu)  # a buffer that refers to itself would wait for Python's collector
+    """Make gpu.destroy() also append the name to `destroyed`.
+
+    Later calls are refused by this: wgpu would end the process where a destroyed buffer is submitted.
+    """
+    itself = weakref.ref(gpu)  # without a reference cycle, which only Python's collector would free
 
     def destroy() -> None:
         destroyed.append(name)
@@ -145,7 +148,7 @@ class ModelRunner:
     limits: Mapping[str, int] = {}  # those above WebGPU's defaults
     features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
-    target = ""  # what it was compiled for
+    target = ""  # the compiler's --target
     parameters = property(lambda self: self._named("parameter").types())
     states = property(lambda self: self._named("state").types())
     inputs = property(lambda self: self._only_entry("inputs").inputs)
@@ -162,10 +165,9 @@ class ModelRunner:
         self._slow = is_slow(self.device.adapter, self)
         self.has = self.device.features.__contains__
         self.bind = functools.partial(BindGroup, self.device)
-        # Made once for each text, signature, or text with constants.
-        self._modules = dict[str, Any]()
-        self._layouts = dict[Any, Any]()
-        self._pipelines = dict[Any, Pipeline]()
+        self._modules = dict[str, Any]()  # by text
+        self._layouts = dict[Any, Any]()  # by signature
+        self._pipelines = dict[Any, Pipeline]()  # by text and constants
         for buffer in self._declared:
             buffer.gpu = self.allocate(buffer)
             if buffer.kind == "constant":
@@ -210,7 +212,7 @@ class ModelRunner:
         return "\n".join([cls.__doc__ or cls.name, *(f"{where}{b.kind} {b.name} {b}" for where, b in named)])
 
     def _only_entry(self, what: str) -> Entry:
-        """That of a model with one entry; ValueError saying how to get at `what` of one of several."""
+        """The entry of a model with one entry. For several, a ValueError says how to get `what` of each."""
         if self._only is None:
             names = list(self.entries)
             raise ValueError(
@@ -242,7 +244,7 @@ class ModelRunner:
     def input(
         self, entry: str, name: str, shape: Any, dtype: str = "f32", *, nbytes: int, bounds: Any = None
     ) -> Buffer:
-        """bounds: the least and the largest number of an array given for it; a GPU buffer's are not looked at."""
+        """bounds: the least and the largest number that a given array may have. Those of a GPU buffer are not checked."""
         self.entries[entry].feeds[name] = buffer = self._add("input", name, shape, dtype, nbytes=nbytes, init=bounds)
         return buffer
 
@@ -259,7 +261,7 @@ class ModelRunner:
     def buffer(self, name: str, entry: str | None = None, *, nbytes: int | None = None) -> Any:
         """With nbytes, declare scratch; without, lend the buffer of an output, state or parameter.
 
-        It stays the runner's: where it is destroyed, every later use of the runner is a RuntimeError.
+        The runner still owns it: once it is destroyed, every later use of the runner raises RuntimeError.
         """
         if nbytes is not None:
             return self._add("scratch", name, (nbytes // 4,), nbytes=nbytes)
@@ -327,7 +329,8 @@ class ModelRunner:
     ) -> dict[str, Any]:
         """Run an entry point once; everything is checked before anything is uploaded or encoded.
 
-        only: in place of inputs, the array of the only one. outputs: names of those to read back, all by default.
+        only: the array of an entry's only input, in place of `inputs`. outputs: names of the outputs to read back; all by
+        default.
         """
         target = self.entries[entry]
         inputs = self._named_inputs(target, inputs, only)
@@ -335,7 +338,7 @@ class ModelRunner:
         return self._run(target, inputs, results)
 
     def _named_inputs(self, target: Entry, inputs: Mapping[str, Any], only: tuple[Any, ...]) -> Mapping[str, Any]:
-        """What is given by name, or one array for an only input."""
+        """The inputs by name; one array without a name is the only input of the entry."""
         if not only:
             return inputs
         if inputs or len(only) > 1 or len(target.feeds) != 1:
@@ -347,7 +350,7 @@ class ModelRunner:
         return dict(zip(target.feeds, only))
 
     def _wanted(self, target: Entry, outputs: Iterable[str] | None) -> list[Buffer]:
-        """The results with these names, all where there are none, in the order of declaration."""
+        """The results with these names, in the order of declaration. None: all."""
         if outputs is None:
             return list(target.results.values())
         if isinstance(outputs, str) or not np.iterable(outputs):
@@ -397,7 +400,7 @@ class ModelRunner:
         return outcome
 
     def _say_slow(self) -> None:
-        """Once a process."""
+        """Warn about a software adapter, once a process."""
         self._slow = False
         process = this_process()
         if not process.warned:
@@ -464,8 +467,11 @@ class ModelRunner:
 
     @guarded
     def load_weights(self, source: Any, strict: bool = True) -> None:
-        """By name and shape, states too: all of it, or WeightError and nothing. From a safetensors file, the index.json of
-        several, or a mapping of names to arrays or PyTorch's tensors."""
+        """Load parameters, and states that are given too, by name and shape. Where one does not fit, WeightError, and nothing
+        is loaded.
+
+        source: a safetensors file, the index.json of several, or a mapping of names to arrays or PyTorch's tensors.
+        """
         given = read_weights(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
         arrays = match_tensors(given, Names(wanted), strict, source)
@@ -508,8 +514,8 @@ class ModelRunner:
             self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
-        """Free what it has on the GPU, and the device unless it is the host program's."""
-        if self._pid != os.getpid():  # all of it is the parent's
+        """Free all memory of the runner on the GPU, and the device unless it is the host program's."""
+        if self._pid != os.getpid():  # a forked child: the memory belongs to its parent
             self.closed = True
             return
         with self._lock:
@@ -523,7 +529,7 @@ class ModelRunner:
             self._drop()
 
     def _drop(self) -> None:
-        """Let go of all that wgpu has made, so that its memory is freed now."""
+        """Drop all objects of wgpu, so that their memory is freed now and not by Python's collector."""
         for buffer in self._declared:
             buffer.gpu = None
         for entry in self.entries.values():
@@ -535,7 +541,7 @@ class ModelRunner:
             made.clear()
         self._staging = None
         if self._own_device and hasattr(self.device, "_release"):
-            self.device._release()  # it refers to itself, and would stay until Python's collector runs
+            self.device._release()  # a device is in a reference cycle
 
     __exit__ = close
 

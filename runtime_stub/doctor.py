@@ -23,14 +23,14 @@ max-vertex-buffers 8 max-vertex-attributes 16 max-vertex-buffer-array-stride 204
 max-inter-stage-shader-variables 16 max-color-attachment-bytes-per-sample 32 max-immediate-size 0"""
 UNUSED = ("texture", "sample", "vertex", "color", "inter-stage", "immediate")
 VULKAN_METAL_DX12 = 0b1101  # flags of WGPUInstanceBackend, as wgpu-native numbers them
-CPU_ADVICE = "this adapter is a CPU: compile with --target cpu, whose kernels are faster there"
+CPU_ADVICE = "this adapter is a CPU: compile with --target cpu, whose kernels are made for it"
 REMEDY = (
     "install the GPU vendor's Vulkan driver, or Mesa's (Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1)"
 )
 
 
 class CpuAdapterWarning(UserWarning):
-    """A runner compiled for GPUs runs on a software adapter."""
+    """A runner that was compiled for GPUs runs on a software adapter."""
 
 
 def import_wgpu() -> Any:
@@ -44,22 +44,22 @@ def import_wgpu() -> Any:
 
 
 class Process:
-    """What all runners of a process share, whatever files they come from: it is kept on the module wgpu."""
+    """What all runners of a process share. Each runner file has its own copy of this class, so it is kept on the module wgpu."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # around what wgpu does not do in several threads at once
+        self.lock = threading.RLock()  # held around calls of wgpu that must not run in several threads at once
         self.pid: int | None = None  # of the process that opened the GPU
         self.gl_adapters: list[Any] = []  # found once and never dropped: see find_adapters
-        self.warned = False  # about a software adapter
+        self.warned = False  # whether a software adapter was announced
 
 
 def this_process() -> Any:
-    """The Process of this one; setdefault is atomic, so that all threads get the same."""
+    """The Process that all runners share. setdefault is atomic, so all threads get the same one."""
     return vars(import_wgpu()).setdefault("_meganeura_process", Process())
 
 
 def open_process() -> None:
-    """Say that this process uses the GPU; RuntimeError in a child that was forked after its parent had done so."""
+    """Note that this process uses the GPU. Raises RuntimeError in a child that was forked after its parent had done so."""
     process = this_process()
     if process.pid not in (None, os.getpid()):
         raise RuntimeError(
@@ -73,7 +73,7 @@ def open_process() -> None:
 
 
 def keep_what_was_inherited() -> None:
-    """In a forked child: never release wgpu's objects of the parent, for that waits for threads which are not there."""
+    """In a forked child: never release the parent's objects of wgpu. That would wait for threads that a fork does not copy."""
     try:
         native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
         first_of_child = next(importlib.import_module("wgpu._classes").object_id_counter)
@@ -89,10 +89,10 @@ def keep_what_was_inherited() -> None:
 
 
 def find_adapters() -> list[Any]:
-    """Those of Vulkan, Metal and DX12; of GL only where there are none of these.
+    """The adapters of Vulkan, Metal and DX12. Where there are none, those of GL.
 
-    To look for GL makes an EGL context current, and a GL adapter is dropped with its context current: where another
-    thread holds one, wgpu ends the process. So one thread at a time looks, once, and these adapters are kept.
+    Looking for GL adapters and dropping one both make an EGL context current. Where another thread has a context current
+    at that time, wgpu ends the process. So one thread at a time looks, GL adapters are looked for once, and they are kept.
     """
     open_process()
     process = this_process()
@@ -107,7 +107,7 @@ def find_adapters() -> list[Any]:
 
 
 def find_adapters_without_gl() -> list[Any]:
-    """As enumerate_adapters_sync, which cannot leave a backend out."""
+    """The same as wgpu's enumerate_adapters_sync, without GL: that function has no argument for backends."""
     native: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
     enumerate_adapters = native.libf.wgpuInstanceEnumerateAdapters
     instance = native.get_wgpu_instance()
@@ -166,7 +166,7 @@ def request_device(adapter: Any, model: Any) -> Any:
 
 
 def is_slow(adapter: Any, model: Any) -> bool:
-    """Whether the model was compiled for GPUs and the adapter is none."""
+    """Whether the model was compiled for GPUs, and the adapter is a CPU."""
     return model.target in ("webgpu", "native") and adapter.info["adapter_type"] == "CPU"
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A binary file to write to, which takes the place of `path` when the block ends without an error.
+    """Open a binary file for writing. It takes the place of `path` when the block ends without an error.
 
-    A device or a pipe is written to. What a link leads to is replaced, and keeps its mode. Raises OSError, also where
-    the file that is there must not be written to.
+    A device or a pipe is not replaced: it is written to. A link stays: the file that it leads to is replaced. The new file
+    has the mode of the old one. Raises OSError, also where the old file is read-only.
     """
     mode = mode_of(path)
     if mode is not None and not stat.S_ISREG(mode):
@@ -22,7 +22,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
             yield stream
         return
     if mode is not None:
-        open(path, "r+b").close()  # a read-only file stays, though its folder would let another one take its name
+        open(path, "r+b").close()  # raises for a read-only file, which a rename would replace all the same
     target = os.path.realpath(path)
     remove_left_behind(target)
     temporary, file = open_temporary(target, 0o666 if mode is None else 0o600)
@@ -43,7 +43,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def mode_of(path: str | os.PathLike[str]) -> int | None:
-    """The mode of what is there, behind links, or None."""
+    """The mode of the file at `path`, behind links, or None where there is none."""
     try:
         return os.stat(path).st_mode
     except FileNotFoundError:
@@ -51,27 +51,30 @@ def mode_of(path: str | os.PathLike[str]) -> int | None:
 
 
 def temporary_prefix(target: str) -> str:
-    """What the names of the target's temporary files begin with: at most 50 of its characters, 200 of 255 bytes."""
+    """The beginning of the names of the target's temporary files.
+
+    50 characters have at most 200 bytes in UTF-8. With the rest, the name stays below the 255 bytes of most file systems.
+    """
     return f".{os.path.basename(target)[:50]}.unfinished-"
 
 
 def open_temporary(target: str, permissions: int) -> tuple[str, Any]:
-    """A new file beside the target, and its path. It is locked until it is closed, or its process ends."""
+    """Make a file beside the target; returns its path and the file. It is locked until it is closed or its process ends."""
     while True:
         path = os.path.join(os.path.dirname(target), temporary_prefix(target) + secrets.token_hex(8))
         try:
             file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "wb")
         except OSError as error:
             raise OSError(error.errno, error.strerror, target) from error  # the name that the user knows
-        with contextlib.suppress(OSError):  # not every file system has locks; there nothing is removed either
+        with contextlib.suppress(OSError):  # a file system without locks: remove_left_behind removes nothing there
             lock(file, wait=True)
         if os.path.exists(path):
             return path, file
-        file.close()  # another writer took it for left behind, before it was locked
+        file.close()  # before it was locked, another writer removed it as left behind: try again
 
 
 def remove_left_behind(target: str) -> None:
-    """Temporary files of the target whose process was killed. Those that are written to are locked, and stay."""
+    """Remove temporary files of the target whose process was killed. A file that is being written is locked, and stays."""
     folder, prefix = os.path.dirname(target), temporary_prefix(target)
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -84,14 +87,14 @@ def remove_left_behind(target: str) -> None:
 def lock(file: Any, wait: bool) -> None:
     """Lock a file against other processes and threads. Raises OSError where it is locked, or cannot be."""
     if os.name == "nt":
-        raise OSError("no lock that ends with the process and lets others read")
+        raise OSError("Windows has no lock that ends with the process and lets others read the file")
     import fcntl
 
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def sync_folder(folder: str) -> None:
-    """Make a new name in the folder survive a power failure, where the system can."""
+    """Write the names in a folder to disk, so that a new one survives a power failure. Not every system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -9,10 +9,10 @@ from .core import BindGroup, ModelRunner
 
 
 def time_runs(runner: ModelRunner, entry: str, inputs: dict[str, Any], count: int, each: bool) -> None:
-    """Print the times of runs without upload and read-back, after a second of load, for an idle card clocks down.
+    """Print the times of runs without upload and read-back, after a second of load, because an idle GPU clocks down.
 
-    They are runs in earnest: states move, and steps of training change the weights, which is said. `step` of a training
-    runner does not move with them.
+    The runs are real: they write states, and training steps change the weights; a line says so. `step` of a training runner
+    does not count them.
     """
     target, device, usage = runner.entries[entry], runner.device, runner.wgpu.BufferUsage
     for buffer, array in runner._prepare(target, inputs)[0].items():

@@ -82,10 +82,10 @@ class TrainingRunner(ModelRunner):
         self._pending = False  # gradients wait for apply()
         self._busy = False  # in the middle of a step
         self._available = False  # gradients can be read
-        self._twins = dict[Buffer, Buffer]()  # where gradients are kept that were accumulated before
-        self._backups = dict[Buffer, Buffer]()  # where states are kept that the step writes
-        self._adds = list[Any]()  # dispatches that add what was kept
-        self._checks = list[Any]()  # dispatches that look for what is not finite
+        self._twins = dict[Buffer, Buffer]()  # gradient: buffer for what was accumulated before
+        self._backups = dict[Buffer, Buffer]()  # state that the step writes: buffer for its old value
+        self._adds = list[Any]()  # dispatches that add the twins to the gradients
+        self._checks = list[Any]()  # dispatches that look for numbers that are not finite
         super().__init__(device, adapter, checked)
         self._zero(self._of("moment"))
         for buffer, array in self._update_numbers(None).items():  # for --bench, which makes no steps of its own
@@ -103,7 +103,7 @@ class TrainingRunner(ModelRunner):
         self.entries["train_step"] = step  # the last one
         step.feeds, step.results, step.advances = both.feeds, both.results, both.advances
         apply = self.entries["apply"]
-        self._number_feeds = apply.feeds  # what the optimizer's numbers are uploaded to: no input of the user's
+        self._number_feeds = apply.feeds  # for the optimizer's numbers, which the runner uploads and users do not give
         apply.feeds = Names()
         forward = [name for name in self.entries if name not in ("accumulate", "apply", "train_step")]
         self._only = forward[0] if len(forward) == 1 else None
@@ -137,7 +137,7 @@ class TrainingRunner(ModelRunner):
             commands.copy_buffer_to_buffer(source.gpu, 0, target.gpu, 0, source.nbytes)
 
     def encode_train_step(self, encoder: Any) -> None:
-        """What the entry learns about itself, and what --bench and --profile time."""
+        """Encode both passes: at start, to record the dispatches of the entry; later, for --bench and --profile."""
         self.encode_accumulate(encoder)
         self.encode_apply(encoder)
 
@@ -163,7 +163,7 @@ class TrainingRunner(ModelRunner):
         self._alone(self._perform, numbers, {}, self._entry("apply", {}), [], done)
 
     def _run(self, target: Entry, inputs: Mapping[str, Any], results: list[Buffer]) -> dict[str, Any]:
-        """call() of a step does what its method does; the loss is its only result."""
+        """call("train_step", ...) and the others do the same as the methods of their names; a pass returns the loss."""
         if target.name == "apply":
             if inputs:
                 raise ValueError(
@@ -193,7 +193,7 @@ class TrainingRunner(ModelRunner):
             raise RuntimeError(f"{self.name}: expected no step under way, got a call from within one")
 
     def _update_numbers(self, lr: Any) -> dict[Buffer, Any]:
-        """What an update reads of the optimizer's numbers."""
+        """The optimizer's numbers for one update, as the arrays that `apply` reads. lr: None, or in place of the optimizer's."""
         feeds = self._number_feeds
         arrays = dict[Buffer, Any]()
         o = dict(self._optimizer)

@@ -14,7 +14,7 @@ from .weights import BFLOAT16, Unreadable, WeightError
 FILE_DTYPES: dict[str, Any] = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": BFLOAT16, "BOOL": "?"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)
 }
-# Dtypes of files that are not taken, and their bits an element.
+# Dtypes of safetensors that models and NumPy lack: bits of one element.
 UNREADABLE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromkeys(
     ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
 )
@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 30_000_000
 MAX_TENSORS = 100_000
 TORCH_REMEDY = "give what torch.load(path, weights_only=True) returns, or write that with safetensors.torch.save_file"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-# How files of other kinds begin, what is near their beginning, what they are and what to do.
+# Files of other kinds: their first bytes, bytes near the beginning, and what the message says they are, with the remedy.
 OTHER_FILES = (
     (b"PK\x03\x04", b"/data.pkl", f"a file of PyTorch: {TORCH_REMEDY}"),
     (b"PK\x03\x04", b".npy", "an .npz file of NumPy: give what numpy.load(path) returns"),
@@ -40,7 +40,10 @@ OTHER_FILES = (
 
 
 def read_weights(source: Any) -> Mapping[str, Any]:
-    """Arrays by name: a mapping as it is, else those of a safetensors file, or of all that an index.json names."""
+    """Arrays by name, from a mapping, a safetensors file, or an index.json and the safetensors files that it names.
+
+    Raises WeightError and OSError.
+    """
     if isinstance(source, Mapping):
         return source
     if not isinstance(source, str | os.PathLike):
@@ -50,7 +53,10 @@ def read_weights(source: Any) -> Mapping[str, Any]:
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Arrays by name, each from the file beside the index in which it is said to be. Raises WeightError, OSError."""
+    """Arrays by name, each from the file that the index names for it. The files are in the folder of the index.
+
+    Raises WeightError and OSError.
+    """
     data = map_file(path)
     try:
         if data.size > MAX_HEADER_BYTES:
@@ -73,6 +79,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON as a dict. Python would keep the last of two values of one name; this raises ValueError."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a name appears twice in the header")
     return dict(pairs)
@@ -89,31 +96,31 @@ def map_file(path: str | os.PathLike[str]) -> Any:
 
 
 def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict[str, Any]:
-    """Arrays by name, mapped from a file that is not trusted: whatever is wrong with it is a WeightError.
+    """Arrays by name, mapped from a file that is not trusted: every fault of it is a WeightError.
 
-    What is of another dtype than models and NumPy have is there as Unreadable.
+    A tensor of a dtype that models and NumPy lack is an Unreadable. metadata: a dict that gets the file's metadata.
     """
     data = map_file(path)
-    arrays, name = dict[str, Any](), "the header"
+    arrays = dict[str, Any]()
+    name = "the header"  # of what is being read, for the message
     try:
-        start = end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if end > data.size or data[8:9].tobytes() != b"{":
-            begins = data[8:9].tobytes()
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {begins!r}: expected {{")
-        if end > MAX_HEADER_BYTES:
-            raise ValueError(f"{end - 8} bytes in a file of {data.size}: expected at most {MAX_HEADER_BYTES}")
-        header = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
-        ({} if metadata is None else metadata).update(header.pop("__metadata__", {}).items())
+        header, start = read_header(data)
+        about = dict(header.pop("__metadata__", {}).items())
+        if metadata is not None:
+            metadata.update(about)
         if len(header) > MAX_TENSORS:
             raise ValueError(f"expected at most {MAX_TENSORS} tensors, got {len(header)}")
+        end = start
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            (begin, stop), dtype, shape = entry["data_offsets"], entry["dtype"], entry["shape"]
+            begin, stop = entry["data_offsets"]
+            shape = entry["shape"]
             if any(type(n) is not int or n < 0 for n in [begin, stop] + shape) or start + begin != end:
                 raise ValueError(f"impossible, overlapping or after a hole: {str(entry)[:200]}")
-            raw, end = data[end : start + stop], start + stop
+            raw = data[end : start + stop]
+            end = start + stop
             if end > data.size:
                 raise ValueError(f"the file is truncated: {data.size} bytes where {end} are needed")
-            arrays[name] = as_declared(raw, dtype, shape)
+            arrays[name] = as_declared(raw, entry["dtype"], shape)
         if end != data.size:
             raise ValueError(f"ends at byte {end} of {data.size}")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -122,8 +129,20 @@ def read_safetensors(path: str | os.PathLike[str], metadata: Any = None) -> dict
     return arrays
 
 
+def read_header(data: Any) -> tuple[dict[str, Any], int]:
+    """The JSON object at the beginning of a safetensors file, and the place behind it. Raises ValueError."""
+    end = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    begins = data[8:9].tobytes()
+    if end > data.size or begins != b"{":
+        raise ValueError(f"{end - 8} bytes in a file of {data.size}, beginning with {begins!r}: expected {{")
+    if end > MAX_HEADER_BYTES:
+        raise ValueError(f"{end - 8} bytes in a file of {data.size}: expected at most {MAX_HEADER_BYTES}")
+    header: dict[str, Any] = json.loads(data[8:end].tobytes().decode(), object_pairs_hook=unique_names)
+    return header, end
+
+
 def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
-    """Bytes of a file as an array, or as Unreadable. Raises where their number is another one."""
+    """Bytes of a file as an array, or as Unreadable. Raises where dtype and shape need another number of bytes."""
     if dtype in FILE_DTYPES:
         return raw.view(FILE_DTYPES[dtype]).reshape(shape)
     if dtype not in UNREADABLE_BITS:
@@ -134,9 +153,9 @@ def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
 
 
 def other_kind(data: Any) -> str | None:
-    """What a file is that is not sound safetensors, and what to do, where its beginning tells."""
+    """The kind of a file that is not sound safetensors, with the remedy, or None where its beginning does not tell."""
     beginning = data[:1024].tobytes()
-    if beginning[4:9] == b"\0\0\0\0{":  # damaged, but no other kind: a header of less than 4 GB follows its length
+    if beginning[4:9] == b"\0\0\0\0{":  # the length of a header below 4 GB, then the header: damaged safetensors
         return None
     for first, near, what in OTHER_FILES:
         if beginning.startswith(first) and near in beginning:

@@ -54,7 +54,7 @@ def unpack(text: str) -> bytes:
 
 
 class Unreadable(NamedTuple):
-    """In place of an array: a tensor of a file whose dtype is not taken."""
+    """Stands in place of an array for a tensor of a file whose dtype models and NumPy lack."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -86,7 +86,10 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
     text = f"expected {like}, got {name}{list(array.shape)}"
     if array.shape != like.shape:
         raise ValueError(text)
-    if array.dtype.kind not in ("biu" if dtype.kind != "f" else "biuf" if mixed else "f"):
+    kinds = "biu"
+    if dtype.kind == "f":
+        kinds = "biuf" if mixed else "f"
+    if array.dtype.kind not in kinds:
         raise ValueError(f"{text}: convert it first")
     if dtype.kind != "f" and array.size:
         low, high, info = int(array.min()), int(array.max()), np.iinfo(dtype)
@@ -97,7 +100,7 @@ def to_tensor(value: Any, like: Any, mixed: bool = True) -> Any:
 
 
 def check_bounds(array: Any, bounds: tuple[int, int] | None) -> None:
-    """ValueError where a number is less than the first of the bounds, or more than the second."""
+    """Raise ValueError where a number is less than the first of the bounds, or more than the second."""
     if bounds is None:
         return
     low, high = bounds
@@ -111,7 +114,7 @@ def match_tensors(
 ) -> dict[Buffer, Any]:
     """An array for each buffer, or one WeightError about all that is missing, misshapen or, where strict, unknown.
 
-    source: where they come from, for a hint where it is one of several files.
+    source: the path or mapping that gave them. If it is one of several files, the message hints at their index.
     """
     arrays, problems = {}, [f"{name}: not a tensor of this model" for name in given if strict and name not in buffers]
     missing = [f"{name}: missing, expected {b}" for name, b in buffers.items() if name not in given]
@@ -131,7 +134,7 @@ def match_tensors(
 
 
 def hints_about(source: Any) -> list[str]:
-    """What to give in place of one of several files, by its name."""
+    """A hint to give the index, if the source has the name of one of several files."""
     if not isinstance(source, str | os.PathLike):
         return []
     file = os.path.basename(source)

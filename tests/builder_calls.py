@@ -151,7 +151,7 @@ CALLS: dict[str, Arguments] = {
         "momentum": 0.25,
     },
     "cross_entropy_loss": {"logits": X, "labels": ids(3, 1), "ignore_index": 3, "label_smoothing": 0.25},
-    **{name: {"pred": X, "labels": X} for name in ("bce_loss",)},
+    "bce_loss": {"pred": X, "labels": X},
     **{name: {"pred": X, "target": f32(2, 4)[::-1]} for name in ("mse_loss", "l1_loss")},
     # attention and caches
     "attention": {**QKV, "mask": Causal(), **MASK_OPTIONS},

@@ -62,7 +62,9 @@ def graph_of(name: str, tensor: Callable[[Graph, Array], Any], place: Place | No
     states = {s: g.state(s.name, s.shape, s.dtype) for _, s in places(CALLS[name]) if isinstance(s, StateOf)}
 
     def change(value: Any) -> Any:
-        return states[value] if isinstance(value, StateOf) else value if name == "constant" else tensor(g, value)
+        if isinstance(value, StateOf):
+            return states[value]
+        return value if name == "constant" else tensor(g, value)
 
     arguments = changed(CALLS[name], change)
     result = call(g, name, arguments if place is None else replaced(arguments, place, new))
@@ -112,9 +114,8 @@ def test_an_array_stands_beside_tensors(name: str) -> None:
 def test_indices_of_any_integers(name: str, kind: type[Any]) -> None:
     hints = get_type_hints(getattr(Graph, name), include_extras=True)
     for parameter, array in CALLS[name].items():
-        if {Indices, Labels} & {hints.get(parameter), *get_args(hints.get(parameter))} and isinstance(
-            array, np.ndarray
-        ):
+        kinds = {hints.get(parameter), *get_args(hints.get(parameter))}
+        if isinstance(array, np.ndarray) and kinds & {Indices, Labels}:
             assert text(name, as_it_is, (parameter,), array.astype(kind)) == text(name, as_it_is)
 
 
@@ -214,6 +215,7 @@ def compiles_and_agrees(name: str, graph: Graph) -> None:
     if len(inputs) != len(arrays) or any(isinstance(node.op, State | Parameter) for node in nodes):
         return
     feeds = dict(zip(inputs, arrays, strict=True))
-    bounds = {buffer.label: buffer.bounds for buffer in program.plan.buffers.values()}
-    if all(feeds[label].max() <= limits[1] for label in inputs if (limits := bounds[label])):
-        harness.check(graph, feeds, twins=False)
+    for buffer in program.plan.buffers.values():
+        if buffer.kind == "input" and buffer.bounds and feeds[buffer.label].max() > buffer.bounds[1]:
+            return  # the runner refuses these feeds
+    harness.check(graph, feeds, twins=False)

@@ -39,11 +39,12 @@ KINDS = sorted(
     if isinstance(kind, type) and issubclass(kind, BaseException) and not issubclass(kind, KeyboardInterrupt)
 )
 WAYS = {name: f"{name}('no luck')" for name in KINDS}
-WAYS |= {name: f"{name}('utf-8', b'x', 0, 1, 'no luck')" for name in ("UnicodeDecodeError",)}
-WAYS |= {name: f"{name}('x', 0, 1, 'no luck')" for name in ("UnicodeTranslateError",)}
-WAYS |= {"UnicodeEncodeError": "UnicodeEncodeError('utf-8', 'x', 0, 1, 'no luck')"}
-WAYS |= {name: f"{name}('no luck', [ValueError()])" for name in ("BaseExceptionGroup", "ExceptionGroup")}
 WAYS |= {
+    "UnicodeDecodeError": "UnicodeDecodeError('utf-8', b'x', 0, 1, 'no luck')",
+    "UnicodeEncodeError": "UnicodeEncodeError('utf-8', 'x', 0, 1, 'no luck')",
+    "UnicodeTranslateError": "UnicodeTranslateError('x', 0, 1, 'no luck')",
+    "BaseExceptionGroup": "BaseExceptionGroup('no luck', [ValueError()])",
+    "ExceptionGroup": "ExceptionGroup('no luck', [ValueError()])",
     "CancelledError": "__import__('asyncio').CancelledError('no luck')",
     "GraphError of the model": "__import__('meganeura_aot').GraphError('no luck')",
     "SystemExit 0": "SystemExit(0)",

@@ -182,7 +182,7 @@ def test_chains(kind: str, optimize: bool) -> None:
     check(g, feeds, optimize)
 
 
-# Rounding and underflow on the way decide whether these give a NaN or an infinity.
+# In these, rounding and underflow of intermediate results decide whether the result is a NaN or an infinity.
 UNORDERED = (
     "attention",
     "attention_grad_kv",

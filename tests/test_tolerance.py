@@ -66,7 +66,7 @@ def norm_of(x: Array) -> tuple[Op, list[Array]]:
 
 
 def error_of(got: Array, op: Op, inputs: list[Array], port: int = 0) -> float:
-    """The largest error, of the allowed one."""
+    """The largest error, as a multiple of the allowed one."""
     wide = [a.astype(np.float64) for a in inputs]
     result = op.reference(*wide)
     expected = result[port] if isinstance(result, tuple) else result

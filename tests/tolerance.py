@@ -68,7 +68,7 @@ def loss_bound(op: Any, *inputs: Array) -> Array:
 def log_softmax_bound(op: Any, x: Array) -> Array:
     """The allowed error of (x - max) - log(sum of exp(x - max)), whose terms cancel where one element outweighs the others.
 
-    The sum is 1 or more, with some roundings of its own size, so its logarithm has their absolute error at least.
+    The sum is 1 or more. Its rounding error, relative to the sum, is an absolute error of its logarithm, however small that is.
     """
     with np.errstate(all="ignore"):
         shifted = x - x.max(op.axis, keepdims=True, initial=-np.inf)
@@ -155,8 +155,8 @@ def pad_grad_bound(op: Any, dy: Array) -> Array:
 def normalized_bound(d: Array, scale: Array, w: Array, b: Array, of_mean: Array | float = 0.0) -> Array:
     """The allowed error of y = d * scale * w + b, d = x - mean and scale = 1 / sqrt(variance + eps).
 
-    The mean is off by of_mean. Rounding d, the error of the scale (half of that of the variance, then of the root) and two
-    products are relative to the first term, whatever is left of it beside b; the sum is relative to both.
+    of_mean: the error of the mean. The errors of d, of the scale and of the two products are relative to the first term, also
+    where b cancels it; the error of the sum is relative to both terms.
     """
     term = np.abs(d * scale * w)
     return RTOL * term + ATOL * (term + np.abs(b)) + scale * np.abs(w) * of_mean + SMALLEST_NORMAL
@@ -165,9 +165,9 @@ def normalized_bound(d: Array, scale: Array, w: Array, b: Array, of_mean: Array 
 def mean_bound(x: Array, d: Array, axes: tuple[int, ...]) -> Array:
     """The error of a mean that is summed twice: a first mean, plus the mean of what is left over. d = x - mean.
 
-    A sum of n terms is a contraction with ones. The first mean is off by at most e = CONTRACTION * sqrt(n) * mean |x|. What
-    is left is at most |d| + e, so the second one leaves CONTRACTION * sqrt(n) * (mean |d| + e): a large mean hides
-    nothing, and numbers far from the mean disturb those next to it.
+    A sum of n terms is a contraction with ones. The error of the first mean is at most e = CONTRACTION * sqrt(n) * mean |x|.
+    The numbers left over are at most |d| + e, so the error of the second mean is CONTRACTION * sqrt(n) * (mean |d| + e): a
+    large mean allows no larger error, but numbers far from the mean allow one to those next to it.
     """
     of_sum = CONTRACTION * np.sqrt(np.prod([x.shape[axis] for axis in axes]))
     sizes = [np.mean(np.abs(values), axis=axes, keepdims=True) for values in (d, x)]

@@ -73,4 +73,5 @@ def bindings(graph: GraphIR, op: EpilogueOp, inputs: tuple[Value, ...]) -> int:
     """Storage buffers of a fused product: its inputs that are not numbers in the text, and the output."""
     extras = inputs[op.operands :]
     sources = [graph.nodes[v.node].op for v in extras]
-    return len(inputs) + 1 - sum(isinstance(op, Constant) and op.literal() is not None for op in sources)
+    literals = [source for source in sources if isinstance(source, Constant) and source.literal() is not None]
+    return len(inputs) + 1 - len(literals)

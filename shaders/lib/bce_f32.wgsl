@@ -1,4 +1,4 @@
-// -(t log p + (1 - t) log(1 - p)), p clipped to [0, 1] and the logarithms to -100 or more. Of p and 1 - p the smaller one is exact,
+// -(t log p + (1 - t) log(1 - p)), p clipped to [0, 1], each logarithm at least -100. Of p and 1 - p the smaller one is exact,
 // and the logarithm of the larger one is log1p of minus the smaller one.
 fn bce_f32(p: f32, t: f32) -> f32 {
     let high = p > 0.5;

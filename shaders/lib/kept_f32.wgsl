@@ -1,6 +1,6 @@
-// x, hidden from the shader compiler, which takes floats for finite: it makes 0 of `x * 0.0` and of `x - x`, and y of `(x + y) - x`,
-// also where that is NaN. unknown_zero is a coordinate of the workgroup, which is 0 in every launch, and no compiler knows: x at
-// two places is two values to it.
+// x, hidden from the shader compiler. Compilers assume that floats are finite: they make 0 of `x * 0.0` and of `x - x`, and y of
+// `(x + y) - x`, also where the result is NaN. unknown_zero is the z coordinate of the workgroup: it is 0 in every launch, but no
+// compiler knows that. So x at two places is two values to the compiler.
 fn kept_f32(x: f32, place: u32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) | (unknown_zero << place));
 }

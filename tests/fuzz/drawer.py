@@ -1,4 +1,4 @@
-"""Draws a trace: picks values, makes leaves, and keeps numbers of every value, so that what would overflow is not built."""
+"""Draws a trace: picks values, makes leaves, adds calls. It knows numbers of every value, and rejects a call that overflows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from tests.fuzz.trace import Array, Ref, Trace, Values
 SIZES = (1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 13, 16, 17)
 LONG = (31, 32, 33, 47, 64, 65, 70)
 MOST_ELEMENTS = 6000
-LARGEST = 1e4  # of what a call may give
-SMALLEST = 1e-6  # of the largest element: a result that is all but 0 is noise
+LARGEST = 1e4  # of the numbers that a call may give
 
 
 class Rejected(Exception):
-    """The draw came to nothing; another one takes its place."""
+    """This draw gives no valid call: nothing is added."""
 
 
 @dataclass(frozen=True)

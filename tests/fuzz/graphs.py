@@ -85,7 +85,7 @@ def draw_case(seed: int) -> Case:
 
 
 def draw_words(d: Drawer, count: int, names: Sequence[str] = ()) -> None:
-    """That many of all words, or of some; a few come to nothing."""
+    """Draw `count` words, of these names or of all. A draw that is rejected adds nothing."""
     names = list(names or WORDS)
     weights = [WORDS[name].training if d.training else WORDS[name].weight for name in names]
     for name in d.r.choices(names, weights, k=count):
@@ -96,7 +96,7 @@ def draw_words(d: Drawer, count: int, names: Sequence[str] = ()) -> None:
 
 
 def choose_outputs(d: Drawer) -> None:
-    """What nothing uses, and some of the rest; of a state, its handle: what it holds in the end."""
+    """Choose as outputs values that nothing uses, and some of the others."""
     used = {ref for call in d.trace.calls for ref in call.operands}
     last = [ref for ref in d.pool if ref not in used and ref not in d.values.handles]
     some = [ref for ref in d.pool if ref in used and d.chance(0.12)]
@@ -193,7 +193,7 @@ ProblemsOf = Callable[[Case, str, bool], tuple[Tally, list[str]]]
 
 
 def smaller(case: C, target: str, checked: bool, problem: str, problems_of: ProblemsOf) -> C:
-    """The case with fewer outputs and calls that still fails in the same way."""
+    """A case with fewer outputs and calls that still fails in the same way."""
     tries, kind = TRIES, kind_of(problem)
 
     def fails(candidate: C) -> bool:

@@ -1,8 +1,8 @@
-"""What a correct f32 program may give: the reference, run again with every operator's result off by its own tolerance.
+"""The results that a correct f32 program may give: noisy runs of the reference measure the tolerance of a whole graph.
 
-Each noisy run adds what tests/tolerance.py allows an operator, up, down or a random share, to each of its results. How far
-an output moves is its condition. An element that moves too far (an argmax between near ties, a difference of equal numbers)
-says nothing and is not compared; the report counts it.
+A noisy run moves each result of an operator by the error that tests/tolerance.py allows it: up, down, or by a random share.
+The distance that an output moves is the error that it may have. An element that moves too far (an argmax between near ties,
+a difference of equal numbers) cannot be wrong in a way that shows, so it is not compared; the report counts it.
 """
 
 from __future__ import annotations
@@ -21,47 +21,25 @@ from tests.tolerance import SMALLEST_NORMAL, bound
 
 Array = np.ndarray[Any, Any]
 
-# One sign for all, or, by a seed, a normal number for each element: an edge (of floor, of a comparison) within reach of a value
-# is crossed for certain by one of the first two. What two operators add may cancel in one run, hardly in six at random.
+# The kinds of noise. A float: the same share for all elements. So one of the first two runs crosses each edge (of floor, of
+# a comparison) that a correct value may cross. An int: the seed of normal shares, one for each element. The errors of two
+# operators may cancel in one run, but hardly in six random ones.
 RUNS: tuple[float | int, ...] = (1.0, -1.0, 1, 2, 3, 4, 5, 6)
-SLACK = 2.0  # of the largest move of any run
-ROUNDING = 2.0**-22  # of the last store, whatever the operator
-VAGUE = 1e-2  # of the largest element: a larger tolerance says nothing
-# operators whose f32 result is one of their inputs, or an integer: exact where those are
-EXACT = frozenset(
-    [
-        "floor",
-        "ceil",
-        "round",
-        "sign",
-        "neg",
-        "abs",
-        "relu",
-        "maximum",
-        "minimum",
-        "clip",
-        "clip_low",
-        "clip_high",
-        "where",
-        "cast",
-        "greater",
-        "greater_equal",
-        "less",
-        "less_equal",
-        "equal",
-        "not_equal",
-        "maximum_grad",
-        "minimum_grad",
-        "clip_grad",
-        "relu_grad",
-    ]
-)
+SLACK = 2.0  # allowed error, as a multiple of the largest move of any run
+ROUNDING = 2.0**-22  # allowed relative error of the last store, whatever the operator
+VAGUE = 1e-2  # an element with a larger tolerance than this share of the largest element is not compared
 
+# Operators whose f32 result is one of their inputs, or an integer: they add no error.
+EXACT_NAMES = """
+floor ceil round sign neg abs relu maximum minimum clip clip_low clip_high where cast
+greater greater_equal less less_equal equal not_equal maximum_grad minimum_grad clip_grad relu_grad
+"""
+EXACT = frozenset(EXACT_NAMES.split())
 
-# operators that take a mean away: an element next to it has the error of the mean, not of its own size
+# Operators that subtract a mean: an element close to the mean has the error of the mean, not of its own size.
 CENTRED = frozenset(["batch_norm_training", "group_norm", "layer_norm"])
 
-# slopes with a zero between two terms that cancel: next to it the error is that of the terms, of the size of the slope at 0
+# Slopes that are 0 where two terms cancel: there the error is that of the terms, which are as large as the slope at 0.
 SLOPES = frozenset(["silu_grad", "swiglu_grad_gate", "gelu_grad", "gelu_tanh_grad", "hard_swish_grad"])
 
 

@@ -12,7 +12,7 @@ from tests.fuzz.trace import Ref
 
 @dataclass(frozen=True)
 class Word:
-    """How often it is drawn, in inference graphs and in training graphs (0: it does not train), and what it does."""
+    """One kind of step of a random program. weight, training: how often inference graphs and training graphs draw it."""
 
     name: str
     weight: float
@@ -24,7 +24,7 @@ WORDS: dict[str, Word] = {}
 
 
 def word(weight: float = 1.0, training: float | None = None) -> Callable[[Callable[[Drawer], Any]], Any]:
-    """Registers a function; training None: as often as in inference."""
+    """Register a function as a word. training: None for the same weight, 0 where the step has no gradient."""
 
     def register(draw: Callable[[Drawer], Any]) -> Callable[[Drawer], Any]:
         WORDS[draw.__name__] = Word(draw.__name__, weight, weight if training is None else training, draw)

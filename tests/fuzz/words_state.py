@@ -113,8 +113,6 @@ def cache(d: Drawer) -> None:
     half = d.chance(0.3) and not dim % 2
     place = d.state(d.r.choice([(), (batch,)]), "u32", "position")
     caches = [d.state((batch, size, kv * dim), "f16" if half else "f32", "cache") for _ in range(2)]
-    if caches[0] == caches[1] or place.number < 0:
-        raise Rejected
     maybe_read(d, place)
     for state in caches:
         maybe_read(d, state)
@@ -188,7 +186,9 @@ def drawn(d: Drawer) -> None:
     keys = [call.results[0] for call in d.trace.leaves("state") if d.world.role(call.label) == "key"]
     state = d.r.choice(keys) if keys and d.chance(0.6) else d.state((4,), "u32", "key")
     maybe_read(d, state, 0.3)
-    names = ["random_uniform", "random_normal"] + ["random_bits"] * (not d.training)
+    names = ["random_uniform", "random_normal"]
+    if not d.training:
+        names.append("random_bits")
     d.one(d.r.choice(names), d.shape(0, 3), state)
     maybe_read(d, state, 0.3)
 

@@ -23,10 +23,11 @@ WORTH_SPLITTING = 8192  # multiply-adds a thread that repay a second dispatch
 KEYS_PER_PART = 256  # of the decode kernel, where they are few
 LARGEST_SPLIT = 32
 
-# Pairs of a query and a key a thread. The gradient of k and v holds two numbers a pair and two sums a row, and each thread
-# fetches much at once where a workgroup has few of them: 32 pairs, or 4 rows of threads, took all of the 255 registers of
-# an NVIDIA thread, and the driver's code for what it spilled was wrong. With 16 pairs and 8 rows it takes at most 182, and
-# less time for short sequences; for long ones of wide heads 5 % more (16 heads of 64 at 2048 keys: 0.79 ms, before 0.75).
+# The largest number of pairs of a query and a key that a thread holds. The gradient of k and v needs fewer: it holds two
+# numbers a pair and two sums a row. With 32 pairs, or with 4 rows of threads (then each thread loads more at once), it used
+# all 255 registers of an NVIDIA thread, and the driver's code for the spilled values was wrong. With 16 pairs and 8 rows of
+# threads it uses at most 182. This is faster for short sequences; for long ones of wide heads it takes 5 % more time
+# (16 heads of 64 at 2048 keys: 0.79 ms, before 0.75).
 PAIRS, PAIRS_OF_KV = 32, 16
 
 
@@ -103,8 +104,9 @@ def choose_gradient(sizes: Sizes, of: str) -> AttentionKernel:
 def tile_structure(head_dim: int, rows: int, lanes_y: int, cols: int, pairs: int = PAIRS) -> dict[str, int]:
     """A workgroup of lanes_y x lanes_x threads, each with `rows` queries and `cols` vec4s of them, and what fits memory.
 
-    pairs: the largest number of scores a thread; keys: those of each of its queries; depth: vec4s of Q and K staged at once, chunks times; v_keys: rows of V staged at
-    once. lanes_y changes a little to fill subgroups, and is halved for wide heads; narrow heads need one vec4 only.
+    pairs: the largest number of scores that a thread holds; keys: the scores of each of its queries. depth: vec4s of Q and K
+    staged at once, chunks times; v_keys: rows of V staged at once. lanes_y changes a little to fill subgroups, and is halved
+    for wide heads; narrow heads need one vec4 only.
     """
     vec4s = -(-head_dim // 4)
     cols = 1 if vec4s <= 8 else 2 if vec4s > 32 else cols

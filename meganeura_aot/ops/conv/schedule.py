@@ -248,7 +248,7 @@ class Launch:
             "merged": self.merged,
             "guard_y": guard_y,
             "guard_x": guard_x,
-            "skips": self.transposed and (guard_y or guard_x),  # in a convolution what is outside is 0, and counts
+            "skips": self.transposed and (guard_y or guard_x),  # a convolution has zeros outside, which count
             "w_pad": 0 if self.transposed else 1,
         }
         return variant | ({"edge_n": True, "edge_k": True} if self.merged else {})

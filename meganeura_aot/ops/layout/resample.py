@@ -47,7 +47,11 @@ class Pad(Op):
             if sum(min(width, 0) for width in widths) < -size:
                 raise GraphError(f"pad: {axis}: expected widths that cut off at most {size} elements, got {widths}")
             return
-        largest = max(size - 1, 0) if self.mode == "reflect" else LARGEST_INT if size else 0
+        largest = LARGEST_INT
+        if size == 0:  # no element to repeat
+            largest = 0
+        elif self.mode == "reflect":
+            largest = size - 1
         if not 0 <= min(widths) <= max(widths) <= largest:
             raise GraphError(f"pad: {axis}: expected widths from 0 to {largest} for mode {self.mode}, got {widths}")
 

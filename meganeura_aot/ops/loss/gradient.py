@@ -15,8 +15,8 @@ from ..pointwise.op import Array, Pointwise
 from ..reduce.op import Fold, reduce_rows, softmax_statistics
 from ..reduce.rows import Team, rows_of
 
-LEAST_LOG = -100.0  # of the binary cross-entropy, as in PyTorch: no loss is infinite
-LEAST_VARIANCE = 1e-12  # of a probability, by which its gradient divides, as in PyTorch
+LEAST_LOG = -100.0  # the least logarithm in the binary cross-entropy, as in PyTorch: no loss is infinite
+LEAST_VARIANCE = 1e-12  # the least p (1 - p) by which the gradient divides, as in PyTorch
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class BceSlope(Pointwise, register=False):
 
 
 def log_of(p: Array) -> tuple[Array, Array]:
-    """log p and log(1 - p) of probabilities, which are clipped to [0, 1]; -100 at least."""
+    """log p and log(1 - p) of probabilities p, clipped to [0, 1]. Each logarithm is at least LEAST_LOG."""
     with np.errstate(all="ignore"):
         p = np.clip(p, 0, 1)
         return np.maximum(np.log(p), LEAST_LOG), np.maximum(np.log1p(-p), LEAST_LOG)

@@ -67,7 +67,7 @@ class NormGradX(Op, register=False):
     def _standardized(self, x: Array) -> tuple[Array, Array]:
         mean = row_mean(x) if self.centered else np.zeros((*x.shape[:-1], 1))
         scale = 1 / np.sqrt(row_mean((x - mean) ** 2) + self.eps)
-        rest = mean - mean  # 0, NaN where the mean is not finite
+        rest = mean - mean  # as in the kernel, NaN where the mean is not finite; otherwise 0
         statistics = np.concatenate([mean, rest, scale], axis=-1) if self.centered else scale[..., 0]
         return (x - mean) * scale, statistics
 

@@ -137,7 +137,7 @@ def define_slopes_by_two() -> None:
 
 
 def _at_infinities(slope: Array, x: Array) -> Array:
-    """A slope with its limits, 0 and 1, where the formula has 0 times infinity."""
+    """The slope of an activation. At the infinities, where its formula is 0 times infinity, it is 0 or 1."""
     return np.where(np.isinf(x), x > 0, slope)
 
 

@@ -90,12 +90,13 @@ class Pointwise(Op, register=False):
 
 
 def kept(text: str, place: int) -> str:
-    """A float that the shader compiler knows nothing about, and that is another one to it than those of other places."""
+    """WGSL for the same float, of which the shader compiler knows nothing. At two places it is two values to the compiler."""
     return f"kept_f32({text}, {place}u)"
 
 
 def attribute_text(value: float, place: int) -> str:
-    """A number in an operator's expression; one that is not 0 leaves the shader compiler nothing to simplify."""
+    """A number in an operator's expression. 0 is hidden: the shader compiler would make 0 of a product with it, also of a
+    product that is NaN. It simplifies nothing with other numbers."""
     text = f"{np.float32(value)!s}f"
     return text if value else kept(text, place)
 
@@ -143,8 +144,8 @@ def step_dtypes(steps: Sequence[Step], dtypes: Sequence[DType]) -> list[DType]:
 def write_steps(steps: Sequence[Step], texts: Sequence[str], dtypes: Sequence[DType]) -> tuple[list[str], str]:
     """WGSL statements for all steps but the last, and the expression of the last (the input where there is none).
 
-    The shader compiler takes floats for finite when it simplifies them, so it is shown one step at a time, and no value
-    of it twice.
+    The shader compiler assumes that floats are finite when it simplifies. So the result of each step is hidden from it,
+    and so is a value that occurs twice in a step: it has nothing to simplify.
     """
     known, values = step_dtypes(steps, dtypes), list(texts)
     lines: list[str] = []
@@ -159,9 +160,10 @@ def write_steps(steps: Sequence[Step], texts: Sequence[str], dtypes: Sequence[DT
 
 
 def hidden_operands(step: Step, values: Sequence[str], dtypes: Sequence[DType]) -> list[str]:
-    """The operands of a step; floats that the shader compiler could simplify with are hidden from it.
+    """The WGSL of a step's operands. Floats with which the shader compiler could simplify the step are hidden from it.
 
-    They are values that occur again, and numbers. Arithmetic with one number that is not 0 leaves nothing to simplify.
+    These are values that occur twice, and numbers. Numbers other than 0 in plain arithmetic stay visible: there is
+    nothing to simplify, and the shader is easier to read.
     """
     texts = [values[i] for i in step.operands]
     operands = []

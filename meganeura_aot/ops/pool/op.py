@@ -50,13 +50,19 @@ class Pool(Op, register=False):
         return TensorType((*x.shape[:2], *sizes))
 
     def all_meet(self, axis: int, size: int, count: int) -> bool:
-        """Whether every window has a tap in the input: one that starts in it has, one that starts before it may not."""
+        """Whether each of `count` windows along a spatial axis has a tap inside the input."""
         kernel, stride, step, before = self.kernel[axis], self.stride[axis], self.dilation[axis], self.padding[axis]
-        if (count - 1) * stride - before >= size or before > (kernel - 1) * step:
+        last_start = (count - 1) * stride - before
+        last_tap_of_first = (kernel - 1) * step - before
+        if last_start >= size or last_tap_of_first < 0:
             return False
-        repeats = min(count, step // math.gcd(stride, step))  # then the windows lie on the taps of earlier ones
+        if step <= size:  # no window can step over the whole input
+            return True
+        # Left are windows that start before the input. The first tap behind its beginning is at start % step, which takes
+        # all its values within step / gcd(stride, step) windows.
+        repeats = min(count, step // math.gcd(stride, step))
         starts = range(-before, min(0, repeats * stride - before), stride)
-        return step <= size or all(start % step < size for start in starts)  # of the first tap that is not before it
+        return all(start % step < size for start in starts)
 
     def windows(self, axis: int, size: int) -> int:
         """How many windows there are along a spatial axis; raises GraphError where not one fits."""
@@ -85,12 +91,14 @@ class Pool(Op, register=False):
         grids = [self.coordinates(axis, self.windows(axis, size)) for axis, size in enumerate(x.shape[2:])]
         found = []
         for tap in itertools.product(*map(range, self.kernel)):
-            at = [grid[:, t] for grid, t in zip(grids, tap, strict=True)]
-            inside = [(places >= 0) & (places < size) for places, size in zip(at, x.shape[2:], strict=True)]
-            near: list[Any] = [np.clip(places, 0, size - 1) for places, size in zip(at, x.shape[2:], strict=True)]
-            values = x[(slice(None), slice(None), *np.ix_(*near))]
-            met = functools.reduce(np.logical_and.outer, inside)
-            found.append(np.where(met, values, fill))
+            inside: list[Any] = []
+            nearest: list[Any] = []
+            for size, grid, t in zip(x.shape[2:], grids, tap, strict=True):
+                places = grid[:, t]
+                inside.append((places >= 0) & (places < size))
+                nearest.append(np.clip(places, 0, size - 1))
+            values = x[(slice(None), slice(None), *np.ix_(*nearest))]
+            found.append(np.where(functools.reduce(np.logical_and.outer, inside), values, fill))
         return found
 
     def overrides(self, x: tuple[int, ...], out: tuple[int, ...], divisor: str) -> dict[str, int]:

@@ -27,10 +27,17 @@ class Leaf(Op, register=False):
 
 @dataclass(frozen=True)
 class Input(Leaf):
-    """Given by the caller at every call. minimum, maximum: of integers, what each number must not go past."""
+    """Given by the caller at every call. minimum, maximum: the inclusive bounds of an integer input, where declared."""
 
     minimum: int | None = None
     maximum: int | None = None
+
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest number of an integer input: those declared, otherwise those of its dtype."""
+        limits = np.iinfo(self.type.dtype.numpy)
+        low = int(limits.min) if self.minimum is None else self.minimum
+        high = int(limits.max) if self.maximum is None else self.maximum
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ class Constant(Op):
         return np.frombuffer(self.data, dtype=self.dtype.numpy).reshape(self.shape)
 
     def literal(self) -> str | None:
-        """One number as WGSL, or None where its bits would not survive (inf, NaN, -0.0, subnormals) or it is not one."""
+        """A single number as WGSL text. None for several numbers, and for bits that WGSL text does not keep: infinities,
+        NaN, -0.0, subnormals."""
         if self.infer().size != 1:
             return None
         value = self.array().reshape(())[()]
