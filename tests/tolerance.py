@@ -78,6 +78,17 @@ def log_softmax_bound(op: Any, x: Array) -> Array:
     return RTOL * np.where(np.isfinite(ref), ref, 0) + ATOL * (1 + size) + SMALLEST_NORMAL
 
 
+def update_bound(op: Any, param: Array, grad: Array, numbers: Array, *more: Array) -> tuple[Array, ...]:
+    """The allowed errors of an update: also relative to its step, and to what the step is taken from. They may cancel."""
+    made = op.reference(param, grad, numbers, *more)
+    after = made if isinstance(made, tuple) else (made,)
+    before = (param, *more[: len(op.moments)])
+    with np.errstate(all="ignore"):
+        sizes = [np.nan_to_num(ATOL * np.abs(b), posinf=0) for b in before]
+        sizes[0] = sizes[0] + np.nan_to_num(RTOL * np.abs(after[0] - param), posinf=0)
+    return tuple(pointwise_bound(a) + size for a, size in zip(after, sizes, strict=True))
+
+
 def attention_bound(op: Any, q: Array, k: Array, v: Array, *extras: Array) -> tuple[Array, Array]:
     """The allowed errors of attention and of its log-sum-exp: those of a product over head_dim and one over the keys."""
     size = op.sizes(q, k)
@@ -263,6 +274,9 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "conv_transpose": lambda op, x, w, *extras: conv_bound(op, x, w),
     "sum": sum_bound,
     "mean": sum_bound,
+    "sgd_update": update_bound,
+    "adam_update": update_bound,
+    "adamw_update": update_bound,
     "scatter_add": scatter_bound,
     "scatter_add_onto": scatter_onto_bound,
     "scatter_elements": scatter_bound,
