@@ -130,10 +130,11 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
-        data = np.asarray(array)
+        is_long = isinstance(array, int) and not -(2**63) <= array < 2**64  # NumPy has no integer for it
+        data = np.asarray(float(array) if is_long else array)
         if data.dtype.kind not in "biuf":
             raise self._error("constant", "numbers", f"an array of {data.dtype}")
-        default = {"f": DType.F32, "u": DType.U32}.get(data.dtype.kind, DType.I32)
+        default = DType.I32 if is_long else {"f": DType.F32, "u": DType.U32}.get(data.dtype.kind, DType.I32)
         chosen = default if dtype is None else self._dtype("constant", dtype)
         if chosen.is_integer and data.size:
             limits = np.iinfo(chosen.numpy)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .arguments import Indices
+import numpy as np
+
+from .arguments import Indices, Scores
 from .builder_ops import Operators
 from .errors import GraphError
 from .graph import DType, Node, Value
 from .op import Op
 from .ops.attention import Attention, Causal, Full, Mask, Window
 from .ops.cache import CacheWrite
+from .ops.leaf import Constant
 from .ops.pointwise import Pointwise
 from .tensor import Tensor
 
 FULL = Full()
-MOVES = {"reshape", "permute", "slice", "concat", "expand", "stop_gradient"}
-KEEPS_CONDITIONS = MOVES | {"cast", "mul", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"}
+ALL, FIRST, CHOICES = slice(None), slice(0, 1), slice(1, None)
+MOVES = ("reshape", "permute", "slice", "concat", "expand", "pad", "stop_gradient", "cast")
+COMBINES = ("mul", "sub", "minimum", "maximum", "min", "max", "bitwise_and", "bitwise_or", "bitwise_xor")
+# operators that make a condition of conditions, and those of their inputs that must be some
+KEEPS_CONDITIONS: Mapping[str, slice] = {
+    **dict.fromkeys(MOVES + COMBINES, ALL),
+    "gather": FIRST,
+    "gather_elements": FIRST,
+    "where": CHOICES,
+}
 
 
 class AttentionOperators(Operators):
@@ -49,7 +61,7 @@ class AttentionOperators(Operators):
         head_dim: int | None = None,
         mask: Mask = FULL,
         *,
-        attn_mask: Tensor | None = None,
+        attn_mask: Scores | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
@@ -67,7 +79,7 @@ class AttentionOperators(Operators):
         head_dim: int | None = None,
         mask: Mask = FULL,
         *,
-        attn_mask: Tensor | None = None,
+        attn_mask: Scores | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -170,7 +182,7 @@ class AttentionOperators(Operators):
         window: int | None = None,
         ring: bool = False,
         *,
-        attn_mask: Tensor | None = None,
+        attn_mask: Scores | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
@@ -209,13 +221,16 @@ class AttentionOperators(Operators):
 
     def _is_condition(self, value: Value) -> bool:
         """Whether it is 0 or 1 by its making: comparisons, what combines them, and the same elements in other places."""
-        pending, known = [value], {value}
+        pending, known, decides = [value], {value}, False
         while pending:
             node = self._nodes[pending.pop().node]
-            if isinstance(node.op, Pointwise) and node.op.rule == "compare":
+            rule = node.op.rule if isinstance(node.op, Pointwise) else ""
+            decides |= rule in ("compare", "select")  # numbers alone, as zeros that hide nothing, are no condition
+            if rule == "compare" or (isinstance(node.op, Constant) and np.isin(node.op.array(), (0, 1)).all()):
                 continue
             if node.op.name not in KEEPS_CONDITIONS:
                 return False
-            pending += set(node.inputs) - known
-            known.update(node.inputs)
-        return True
+            inputs = node.inputs[KEEPS_CONDITIONS[node.op.name]]
+            pending += set(inputs) - known
+            known.update(inputs)
+        return decides
