@@ -101,7 +101,8 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
     ) -> Tensor:
-        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s.
+        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s; the
+        last two are of floats.
 
         dtype: "f32", "i32", "u32", or "f16" for f32 numbers that are stored as halves and read as f32.
         """
@@ -110,6 +111,10 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(f"parameter {name!r}", expected, repr(init))
         storage = dtype if dtype == "f16" else ""
         if isinstance(init, tuple):
+            if dtype in ("i32", "u32"):
+                raise self._error(
+                    f"parameter {name!r}", f'init "zeros" or "ones" where the dtype is {dtype}', repr(init)
+                )
             init = (init[0], float(init[1]))
             self._check_stored(f"parameter {name!r}", init[1], storage or "f32")
         type_ = self._type(f"parameter {name!r}", shape, "f32" if storage else dtype)
