@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Annotations of builder methods that Python's types do not express.
 Indices = Annotated[Tensor, "integers become u32"]
 Labels = Annotated[Tensor, "integers become u32, modulo 2^32: -100 is PyTorch's label of a row that does not count"]
+Scores = Annotated[Tensor, "added to scores: arrays of the integers 0 and 1 are no numbers, but say what is seen"]
 Word = Annotated[int, "32 bits, with a sign or without"]
 Axes = int | Sequence[int] | None
 Sizes = int | Sequence[int]
@@ -149,11 +150,19 @@ def labels(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
     return graph.constant(np.where(signed < 0, signed + 2**32, signed), "u32")
 
 
+def scores(graph: Graph, value: Any, like: Tensor | None) -> Tensor:
+    """Integers 0 and 1 stay integers, as booleans do: attention refuses them, for they would add up."""
+    says_what_is_seen = (
+        not isinstance(value, Tensor) and _kind(value) in "iu" and np.any(value) and np.isin(value, (0, 1)).all()
+    )
+    return tensor(graph, value, None if says_what_is_seen else like)
+
+
 def _kind(value: Any) -> str:
     return np.asarray(value).dtype.kind
 
 
-TENSORS: Mapping[Any, Callable[..., Tensor]] = {Tensor: tensor, Indices: indices, Labels: labels}
+TENSORS: Mapping[Any, Callable[..., Tensor]] = {Tensor: tensor, Indices: indices, Labels: labels, Scores: scores}
 
 
 # The arguments of a call.

@@ -106,7 +106,8 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str = "f32", init: Init = None, trainable: bool = True
     ) -> Tensor:
-        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s.
+        """A weight. init: None, "zeros", "ones", ("uniform", a) for [-a, a), ("normal", s) for deviation s; the
+        last two are of floats.
 
         dtype: "f32", "i32", "u32", or "f16" for f32 numbers that are stored as halves and read as f32.
         """
@@ -115,6 +116,10 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
             raise self._error(f"parameter {name!r}", expected, repr(init))
         storage = dtype if dtype == "f16" else ""
         if isinstance(init, tuple):
+            if dtype in ("i32", "u32"):
+                raise self._error(
+                    f"parameter {name!r}", f'init "zeros" or "ones" where the dtype is {dtype}', repr(init)
+                )
             init = (init[0], float(init[1]))
             self._check_stored(f"parameter {name!r}", init[1], storage or "f32")
         type_ = self._type(f"parameter {name!r}", shape, "f32" if storage else dtype)
@@ -135,10 +140,11 @@ class Graph(GatherOperators, NormOperators, AttentionOperators, ImageOperators):
 
     def constant(self, array: Any, dtype: str | None = None) -> Tensor:
         """Numbers known now. Floats become f32, bool and integers i32 (u32 for unsigned), unless dtype says."""
-        data = np.asarray(array)
+        is_long = isinstance(array, int) and not -(2**63) <= array < 2**64  # NumPy has no integer for it
+        data = np.asarray(float(array) if is_long else array)
         if data.dtype.kind not in "biuf":
             raise self._error("constant", "numbers", f"an array of {data.dtype}")
-        default = {"f": DType.F32, "u": DType.U32}.get(data.dtype.kind, DType.I32)
+        default = DType.I32 if is_long else {"f": DType.F32, "u": DType.U32}.get(data.dtype.kind, DType.I32)
         chosen = default if dtype is None else self._dtype("constant", dtype)
         if chosen.is_integer and data.size:
             limits = np.iinfo(chosen.numpy)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .arguments import Indices
+import numpy as np
+
+from .arguments import Indices, Scores
 from .builder_ops import Operators
 from .errors import GraphError
 from .graph import DType, Node, Value
@@ -12,12 +15,20 @@ from .op import Op
 from .ops.attention.cache import CacheWrite
 from .ops.attention.op import Attention, Causal, Full, Mask, Window
 from .ops.pointwise.op import Pointwise
+from .ops.state.leaf import Constant
 from .tensor import Tensor
 
 FULL = Full()
-# Operators whose result is 0 or 1 where all their inputs are: those that move elements, and those that combine conditions.
-MOVES = {"reshape", "permute", "slice", "concat", "expand", "stop_gradient"}
-KEEPS_CONDITIONS = MOVES | {"cast", "mul", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"}
+ALL, FIRST, CHOICES = slice(None), slice(0, 1), slice(1, None)
+MOVES = ("reshape", "permute", "slice", "concat", "expand", "pad", "stop_gradient", "cast")
+COMBINES = ("mul", "sub", "minimum", "maximum", "min", "max", "bitwise_and", "bitwise_or", "bitwise_xor")
+# operators that make a condition of conditions, and those of their inputs that must be some
+KEEPS_CONDITIONS: Mapping[str, slice] = {
+    **dict.fromkeys(MOVES + COMBINES, ALL),
+    "gather": FIRST,
+    "gather_elements": FIRST,
+    "where": CHOICES,
+}
 
 
 class AttentionOperators(Operators):
@@ -51,7 +62,7 @@ class AttentionOperators(Operators):
         head_dim: int | None = None,
         mask: Mask = FULL,
         *,
-        attn_mask: Tensor | None = None,
+        attn_mask: Scores | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
@@ -69,7 +80,7 @@ class AttentionOperators(Operators):
         head_dim: int | None = None,
         mask: Mask = FULL,
         *,
-        attn_mask: Tensor | None = None,
+        attn_mask: Scores | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -172,7 +183,7 @@ class AttentionOperators(Operators):
         window: int | None = None,
         ring: bool = False,
         *,
-        attn_mask: Tensor | None = None,
+        attn_mask: Scores | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
@@ -210,14 +221,17 @@ class AttentionOperators(Operators):
         return self.apply(op, q, k, v, *(x for x in (attn_mask, position) if x is not None))
 
     def _is_condition(self, value: Value) -> bool:
-        """Whether the graph shows that every element is 0 or 1: all its sources are comparisons."""
-        pending, known = [value], {value}
+        """Whether the graph shows that every element is 0 or 1: all its sources are comparisons, or such numbers beside one."""
+        pending, known, decides = [value], {value}, False
         while pending:
             node = self._nodes[pending.pop().node]
-            if isinstance(node.op, Pointwise) and node.op.rule == "compare":
+            rule = node.op.rule if isinstance(node.op, Pointwise) else ""
+            decides |= rule in ("compare", "select")  # numbers alone, as zeros that hide nothing, are no condition
+            if rule == "compare" or (isinstance(node.op, Constant) and np.isin(node.op.array(), (0, 1)).all()):
                 continue
             if node.op.name not in KEEPS_CONDITIONS:
                 return False
-            pending += set(node.inputs) - known
-            known.update(node.inputs)
-        return True
+            inputs = node.inputs[KEEPS_CONDITIONS[node.op.name]]
+            pending += set(inputs) - known
+            known.update(inputs)
+        return decides

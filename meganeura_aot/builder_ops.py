@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .arguments import Axes
@@ -115,12 +115,13 @@ class Operators(PointwiseOperators):
         """Broadcast to `shape`"""
         return self.apply(Expand(tuple(shape)), x)
 
-    def concat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    def concat(self, tensors: Iterable[Tensor], axis: int = 0) -> Tensor:
         """The tensors one after the other along `axis`"""
-        if len(tensors) == 0:
+        given = list(tensors)
+        if not given:
             raise GraphError("concat: expected one tensor or more, got none")
-        like = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
-        parts = [self.lift(tensor, like=like) for tensor in tensors]
+        like = next((tensor for tensor in given if isinstance(tensor, Tensor)), None)
+        parts = [self.lift(tensor, like=like) for tensor in given]
         return self.apply(Concat(self._axis(parts[0], axis)), *parts)
 
     def split(self, x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:

@@ -147,6 +147,30 @@ def test_integers_beside_floats_are_floats() -> None:
     np.testing.assert_array_equal(got["operator"], got["right"])
 
 
+def test_integers_of_more_than_64_bits() -> None:
+    """f32 holds them, rounded; 32 bits do not."""
+    g = Graph()
+    g.set_outputs([g.input("x", (2,)) * 10**20 - 2**100])
+    harness.check(g, {"x": np.array([1e11, -3], np.float32)})
+    for build in (lambda: g.constant(10**20), lambda: g.input("ids", (2,), "i32") + -(2**70)):
+        with pytest.raises(GraphError, match=r"constant \(built at .*: expected integers in the range of i32, got"):
+            build()
+
+
+def test_parts_from_any_iterable() -> None:
+    texts = set()
+    for collect in (list, iter, lambda parts: dict(enumerate(parts)).values()):
+        g = Graph()
+        state = g.state("s", (2,))
+        joined = g.concat(collect([state, g.input("x", (2,))]))
+        g.assign(state, state + 1)
+        g.set_outputs([joined])
+        texts.add(g.build().text())
+    assert len(texts) == 1
+    with pytest.raises(GraphError, match="tensor: expected indices.* use split"):
+        g.concat(state)
+
+
 def test_labels_of_pytorch() -> None:
     """-100 is the row that does not count."""
     texts = []

@@ -89,6 +89,10 @@ MISTAKES: dict[str, tuple[Callable[[Graph, Tensor], Any], str]] = {
         "expected an integer from -2147483648 to 4294967295 as limit",
     ),
     "init not finite": (lambda g, x: g.parameter("p", (3,), init=("uniform", float("inf"))), "expected init"),
+    "init of integers": (
+        lambda g, x: g.parameter("p", (3,), "u32", init=("normal", 3.0)),
+        'expected init "zeros" or "ones" where the dtype is u32',
+    ),
     "init of text": (lambda g, x: g.parameter("p", (3,), init=("normal", "x")), "expected init"),  # type: ignore[arg-type]
     "attribute not finite": (
         lambda g, x: g.leaky_relu(x, float("inf")),

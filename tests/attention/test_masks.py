@@ -30,6 +30,15 @@ CONDITIONS: dict[str, Callable[[Graph, Tensor], Any]] = {
     "integers": lambda g, m: g.cast(g.cast(m < 0.5, "u32") & g.cast(m > 0.1, "u32"), "f32"),
     "stop_gradient": lambda g, m: g.stop_gradient(m < 0.5),
     "integers of an input": lambda g, m: g.input("mask", (S, T), "i32"),
+    "NumPy's 0 and 1": lambda g, m: SEEN.astype(np.int64),
+    "NumPy's 1 alone": lambda g, m: np.ones((1, T), np.uint8),
+    "1": lambda g, m: 1,
+    "not": lambda g, m: 1 - (m < 0.5),
+    "a choice": lambda g, m: g.where(m, 1.0, 0.0),
+    "times 1": lambda g, m: (m < 0.5) * 1.0,
+    "pad": lambda g, m: g.pad(m[1:] < 0.5, [(1, 0), (0, 0)]),
+    "gather": lambda g, m: g.gather(m < 0.5, np.arange(S)),
+    "any": lambda g, m: g.max(g.expand(m, (2, S, T)) < 0.5, 0),
 }
 METHODS = [name for name in CALLS if {"attn_mask", "options"} & set(signature(name).parameters)]
 
@@ -61,6 +70,11 @@ ADDITIVE: dict[str, Callable[[Graph, Tensor], Any]] = {
     "weighed": lambda g, m: (m > 0.5) * -1e9,
     "numbers": lambda g, m: np.where(SEEN, 0, -np.inf),
     "half a condition": lambda g, m: (m < 0.5) * m,
+    "hidden by a product": lambda g, m: (1 - (m < 0.5)) * -1e9,
+    "integers": lambda g, m: np.where(SEEN, 0, -10000),
+    "nothing hidden": lambda g, m: np.zeros((S, T), np.int64),
+    "zeros in parts": lambda g, m: g.concat([np.zeros((1, T)), np.zeros((S - 1, T))]),
+    "gathered": lambda g, m: g.gather(m, g.cast(m[:, 0] < 0.5, "u32")),
 }
 
 

@@ -70,6 +70,13 @@ def through_a_view(g: Graph, position: Tensor, n: Tensor) -> None:
     g.advance(position, n, limit=8)
 
 
+def for_every_image(g: Graph, position: Tensor, n: Tensor) -> None:
+    """One position, repeated for two images."""
+    one = g.state("one", (), "u32")
+    g.cache_write(g.state("k", (2, 8, 4)), g.input("rows", (2, 2, 4)), g.expand(g.reshape(one, (1,)), (2,)))
+    g.advance(one, n, limit=8)
+
+
 def after_the_advance(g: Graph, position: Tensor, n: Tensor) -> None:
     """The rows go where the position was."""
     start = position[:]
@@ -96,6 +103,7 @@ def elsewhere(g: Graph, position: Tensor, n: Tensor) -> None:
     [
         (two_caches, (0, 2)),
         (through_a_view, (0, 2)),
+        (for_every_image, (0, 2)),
         (after_the_advance, (0, 2)),
         (behind_what_a_number_moved, (0, 2)),
         (elsewhere, None),
@@ -119,6 +127,12 @@ def test_one_row_without_an_axis() -> None:
     g.advance(position, g.input("n", (), "u32"), limit=8)
     g.set_outputs({})
     assert bounds_of(compile_graph(g))["n"] == (0, 1)
+
+
+def test_a_minimum_past_what_the_uses_allow() -> None:
+    expected = f"a minimum of at most {ROWS}, the largest number that its uses allow, got {ROWS + 1}"
+    with pytest.raises(GraphError, match=rf"input 'count' \(built at \S+test_bounds\.py:\d+\): expected {expected}$"):
+        compile_graph(prompt(minimum=ROWS + 1))
 
 
 def test_a_bound_is_of_one_entry() -> None:
