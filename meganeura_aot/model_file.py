@@ -14,6 +14,7 @@ from typing import Any
 
 from .builder import PACKAGE, Graph
 from .errors import MeganeuraError, ModelError
+from .graph import GraphIR
 
 
 class UsageError(MeganeuraError):
@@ -34,8 +35,9 @@ def parse_setting(text: str, option: str, dotted: bool = False) -> tuple[str, An
         return key, value
 
 
-def load_graphs(path: Path, settings: Mapping[str, Any]) -> Graph | Mapping[str, Graph]:
-    """The result of `build(**settings)` in the file, or its variable `graph`. Raises ModelError, UsageError.
+def load_graphs(path: Path, settings: Mapping[str, Any]) -> GraphIR | Mapping[str, GraphIR]:
+    """The result of `build(**settings)` in the file, or its variable `graph`, frozen. Raises ModelError, UsageError, and
+    GraphError for a graph without meaning.
 
     What the model prints goes to stderr, for stdout belongs to --emit.
     """
@@ -151,25 +153,25 @@ def last_lines(error: BaseException) -> list[str]:
         return [f"{type(error).__name__}, whose text cannot be shown"]
 
 
-def taken(path: Path, result: Any, what: str) -> Graph | Mapping[str, Graph]:
-    """The result, checked; a mapping of any kind as a dict. What the model made may raise whatever is done with it."""
-    checked: Graph | Mapping[str, Graph] | None
+def taken(path: Path, result: Any, what: str) -> GraphIR | Mapping[str, GraphIR]:
+    """The result, frozen; a mapping of any kind as a dict. What the model made may raise whatever is done with it."""
+    checked: GraphIR | Mapping[str, GraphIR] | None
     checked, got = guarded(path, check_result, result)
     if checked is None:
         raise ModelError(f"{path}: {what} {got}, expected a Graph or a dict of entry names to Graphs")
     return checked
 
 
-def check_result(result: Any) -> tuple[Graph | dict[str, Graph] | None, str]:
+def check_result(result: Any) -> tuple[GraphIR | dict[str, GraphIR] | None, str]:
     """What is taken, or None, and what it is."""
     if isinstance(result, Graph):
-        return result, ""
+        return result.build(), ""
     if not isinstance(result, Mapping):
         return None, type(result).__name__
     graphs = dict(result.items())
     names = [name for name in graphs if not isinstance(name, str)]
     if graphs and not names and all(isinstance(graph, Graph) for graph in graphs.values()):
-        return graphs, ""
+        return {name: graph.build() for name, graph in graphs.items()}, ""
     return None, f"a dict of {_kinds(names or graphs.values())}{' as names' if names else ''}"
 
 
