@@ -15,7 +15,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from .builder import Graph
 from .compiler import Program, compile_graph, entry_points
 from .errors import GraphError, MeganeuraError
 from .graph import GraphIR
@@ -152,7 +151,7 @@ def training_of(options: argparse.Namespace) -> Training | None:
 
 
 def compile_program(
-    graphs: Graph | Mapping[str, Graph], training: Training | None, options: argparse.Namespace
+    graphs: GraphIR | Mapping[str, GraphIR], training: Training | None, options: argparse.Namespace
 ) -> Program:
     changing = [word for setting in options.set for word in ("--set", setting)]
     changing += ["--train", options.train] if options.train else []

@@ -14,6 +14,7 @@ from typing import Any
 
 from .builder import PACKAGE, Graph
 from .errors import MeganeuraError, ModelError
+from .graph import GraphIR
 
 
 class UsageError(MeganeuraError):
@@ -34,8 +35,9 @@ def parse_setting(text: str, option: str, dotted: bool = False) -> tuple[str, An
         return key, value
 
 
-def load_graphs(path: Path, settings: Mapping[str, Any]) -> Graph | Mapping[str, Graph]:
-    """The result of `build(**settings)` in the file, or its variable `graph`. Raises ModelError, UsageError.
+def load_graphs(path: Path, settings: Mapping[str, Any]) -> GraphIR | Mapping[str, GraphIR]:
+    """The result of `build(**settings)` in the file, or its variable `graph`, frozen. Raises ModelError, UsageError, and
+    GraphError for a graph without meaning.
 
     What the model prints goes to stderr, for stdout belongs to --emit.
     """
@@ -157,16 +159,16 @@ def last_lines(error: BaseException) -> list[str]:
         return [f"{type(error).__name__}, whose text cannot be shown"]
 
 
-def checked_result(path: Path, result: Any, what: str) -> Graph | dict[str, Graph]:
-    """The graphs that a model gave, `what` says how. The result is the user's object: any access to it may raise."""
-    graphs: Graph | dict[str, Graph] = guarded(path, as_graphs, path, result, what)
+def checked_result(path: Path, result: Any, what: str) -> GraphIR | dict[str, GraphIR]:
+    """The frozen graphs that a model gave, `what` says how. The result is the user's object: any access to it may raise."""
+    graphs: GraphIR | dict[str, GraphIR] = guarded(path, as_graphs, path, result, what)
     return graphs
 
 
-def as_graphs(path: Path, result: Any, what: str) -> Graph | dict[str, Graph]:
-    """A Graph as it is, a mapping of names to Graphs as a dict; raises ModelError for anything else."""
+def as_graphs(path: Path, result: Any, what: str) -> GraphIR | dict[str, GraphIR]:
+    """A Graph frozen, a mapping of names to Graphs as a dict of frozen ones; raises ModelError for anything else."""
     if isinstance(result, Graph):
-        return result
+        return result.build()
     expected = "expected a Graph or a dict of entry names to Graphs"
     if not isinstance(result, Mapping):
         raise ModelError(f"{path}: {what} {type(result).__name__}, {expected}")
@@ -176,7 +178,7 @@ def as_graphs(path: Path, result: Any, what: str) -> Graph | dict[str, Graph]:
         raise ModelError(f"{path}: {what} a dict of {_kinds(wrong_names)} as names, {expected}")
     if not graphs or not all(isinstance(graph, Graph) for graph in graphs.values()):
         raise ModelError(f"{path}: {what} a dict of {_kinds(graphs.values())}, {expected}")
-    return graphs
+    return {name: graph.build() for name, graph in graphs.items()}
 
 
 def _kinds(values: Iterable[Any]) -> str:

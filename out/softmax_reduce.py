@@ -10,6 +10,7 @@ Needs:    wgpu, numpy; WebGPU default limits; no optional features
 import argparse
 import base64
 import contextlib
+import errno
 import functools
 import importlib
 import io
@@ -374,6 +375,7 @@ UNREADABLE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromke
 # More than any sound file needs; a hostile header of this size is read in a second, and takes less than a gigabyte.
 MAX_HEADER_BYTES = 30_000_000
 MAX_TENSORS = 100_000
+MAX_DIMENSIONS = 64  # of NumPy; the product of a million numbers takes minutes
 TORCH_REMEDY = "give what torch.load(path, weights_only=True) returns, or write that with safetensors.torch.save_file"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # Files of other kinds: their first bytes, bytes near the beginning, and what the message says they are, with the remedy.
@@ -419,6 +421,8 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
         for shard in shards:
             if os.path.basename(shard) != shard or "\\" in shard:
                 raise ValueError(f"expected a file beside it, got {shard[:200]!r}")
+            if shard.endswith(".json"):
+                raise ValueError(f"expected a safetensors file, got {shard[:200]!r}, an index")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         expected = 'expected {"weight_map": {tensor: file}}'
         raise WeightError(f"{path}: not a sound index: {expected}: {type(error).__name__}: {error}") from error
@@ -500,6 +504,8 @@ def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
         return raw.view(FILE_DTYPES[dtype]).reshape(shape)
     if dtype not in UNREADABLE_BITS:
         raise ValueError(f"unknown dtype {dtype[:200]!r}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"expected at most {MAX_DIMENSIONS} dimensions, got {len(shape)}")
     if math.prod(shape) * UNREADABLE_BITS[dtype] != 8 * raw.size:
         raise ValueError(f"{raw.size} bytes do not hold {dtype}{shape}")
     return Unreadable(dtype, tuple(shape))
@@ -524,7 +530,11 @@ BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform
 
 
 def guarded(method: Method) -> Method:
-    """Wrap a method of a runner: it runs in one thread at a time, and only while the runner can be used."""
+    """Wrap a method of a runner: it runs for one call at a time, other threads wait, and only while the runner can be used.
+
+    A signal handler runs within the call that it interrupts and cannot wait for it. What it calls is refused: it would
+    repeat half a step, or wait for locks of wgpu that the call holds. So no guarded method calls another one.
+    """
 
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -536,12 +546,20 @@ def guarded(method: Method) -> Method:
         with self._lock:
             if self.closed:
                 raise RuntimeError(f"{self.name} is closed")
+            if self._busy:
+                raise RuntimeError(f"{self.name}: expected no call under way, got {method.__name__}() from within one")
             if self._destroyed:
                 names = ", ".join(map(repr, self._destroyed))
                 raise RuntimeError(
                     f"{self.name}: the buffer of {names}, which was lent, was destroyed: make a new runner"
                 )
-            return method(self, *arguments, **more)
+            try:
+                self._busy = True
+                return method(self, *arguments, **more)
+            finally:
+                self._busy = False
+                if self.closed:  # meanwhile, by a handler of a signal
+                    self._free()
 
     return cast(Method, alone)
 
@@ -683,7 +701,8 @@ class ModelRunner:
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
         self._only = names[0] if len(self.entries) == 1 else None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # reentrant, for a handler of a signal comes as the same thread
+        self._busy = False  # in the middle of a call
         self._pid = os.getpid()
         self.closed = False
         self._declared = list[Buffer]()
@@ -830,6 +849,9 @@ class ModelRunner:
 
     def _named_inputs(self, target: Entry, inputs: Mapping[str, Any], only: tuple[Any, ...]) -> Mapping[str, Any]:
         """The inputs by name; one array without a name is the only input of the entry."""
+        if not isinstance(inputs, Mapping):
+            kind = type(inputs).__name__
+            raise ValueError(f"inputs of {target.name}: expected a mapping, {{name: array}}, got {kind}")
         if not only:
             return inputs
         if inputs or len(only) > 1 or len(target.feeds) != 1:
@@ -961,7 +983,8 @@ class ModelRunner:
         """Load parameters, and states that are given too, by name and shape. Where one does not fit, WeightError, and nothing
         is loaded.
 
-        source: a safetensors file, the index.json of several, or a mapping of names to arrays or PyTorch's tensors.
+        source: a safetensors file, the index.json of several, or a mapping of names to arrays or PyTorch's tensors. An
+        optimizer starts anew.
         """
         given = read_weights(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
@@ -970,11 +993,15 @@ class ModelRunner:
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
+        self._start_anew()
         self._missing = []
 
     @guarded
     def init_weights(self, seed: int = 0, default: Any = None) -> None:
-        """Starting values, which depend on seed and name only: NumPy's PCG64, seeded with [seed, *name in UTF-8]."""
+        """Starting values, which depend on seed and name only: NumPy's PCG64, seeded with [seed, *name in UTF-8].
+
+        An optimizer starts anew.
+        """
         buffers = self._named("parameter").values()
         if without := [b.name for b in buffers if (b.data or default) is None]:
             raise RuntimeError(f"{self.name}: parameters without init: {', '.join(without)}")
@@ -984,7 +1011,11 @@ class ModelRunner:
             kind, scale = (init, 0) if isinstance(init, str) else init
             drawn = rng.random(b.shape, "f4") * 2 - 1 if kind == "uniform" else rng.standard_normal(b.shape, "f4")
             self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
+        self._start_anew()
         self._missing = []
+
+    def _start_anew(self) -> None:
+        """Forget what belongs to other weights."""
 
     @guarded
     def get_state(self, name: str) -> Any:
@@ -1001,11 +1032,14 @@ class ModelRunner:
     @guarded
     def reset(self) -> None:
         """Give every state what it starts with, which is zero unless the model says otherwise."""
-        for name, b in self._named("state").items():
-            self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
+        for b in self._named("state").values():
+            self.upload(b, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
-        """Free all memory of the runner on the GPU, and the device unless it is the host program's."""
+        """Free all memory of the runner on the GPU, and the device unless it is the host program's.
+
+        A signal handler that closes the runner within a call does so when that call ends.
+        """
         if self._pid != os.getpid():  # a forked child: the memory belongs to its parent
             self.closed = True
             return
@@ -1013,11 +1047,17 @@ class ModelRunner:
             if self.closed:
                 return
             self.closed = True
-            for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
-                gpu.destroy()
-            if self._own_device:
-                self.device.destroy()
-            self._drop()
+            if not self._busy:
+                self._free()
+
+    def _free(self) -> None:
+        if self._staging is None:  # done, by a handler between the end of a call and this
+            return
+        for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
+            gpu.destroy()
+        if self._own_device:
+            self.device.destroy()
+        self._drop()
 
     def _drop(self) -> None:
         """Drop all objects of wgpu, so that their memory is freed now and not by Python's collector."""
@@ -1051,10 +1091,27 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
     has the mode of the old one. Raises OSError, also where the old file is read-only.
     """
     mode = mode_of(path)
-    if mode is not None and not stat.S_ISREG(mode):
-        with open(path, "wb") as stream:
-            yield stream
-        return
+    if mode is None and not os.path.basename(path):
+        raise IsADirectoryError(errno.EISDIR, "expected the name of a file", path)
+    regular = mode is None or stat.S_ISREG(mode)
+    with naming(path), replacing_file(path, mode) if regular else open(path, "wb") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors in the block name the path: a full disk is reported without."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextlib.contextmanager
+def replacing_file(path: str | os.PathLike[str], mode: int | None) -> Iterator[Any]:
+    """As `replacing`, for a new file, or one with this mode."""
     if mode is not None:
         open(path, "r+b").close()  # raises for a read-only file, which a rename would replace all the same
     target = os.path.realpath(path)
@@ -1225,6 +1282,8 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
             parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
         if args.bench < 0 or any("=" not in text for text in args.input):
             parser.error("--bench takes a positive number, --input NAME=FILE.npy")
+        if args.output is not None and (args.bench or args.profile or args.list or args.doctor):
+            parser.error("--output is what a run gives: not with --bench, --profile, --list or --doctor")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if args.list:
@@ -1238,6 +1297,9 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
         if isinstance(error, (ArithmeticError, AttributeError, LookupError, NameError, TypeError)):
             raise  # a defect of the runner, not of what it was given
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"{parser.prog}: {error}")
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        sys.exit(130)
     finally:
         try:
             print(end="", flush=True)
@@ -1252,6 +1314,9 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
     for name, path in inputs.items():
+        mode = mode_of(path)
+        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # could block for ever
+            raise ValueError(f"{path}: not a regular file but a pipe or a device: copy it to a file")
         with open(path, "rb") as file:
             try:
                 inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
@@ -1259,7 +1324,7 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
                 raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
     timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
-        if args.weights:
+        if args.weights is not None:
             runner.load_weights(args.weights)
         elif timed and runner.parameters:
             print(f"random weights, seed {args.seed}")

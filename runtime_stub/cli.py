@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import stat
 import sys
 import zipfile
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from .core import ModelRunner
 from .doctor import doctor
-from .files import replacing
+from .files import mode_of, replacing
 from .profile import time_runs
 
 
@@ -35,6 +36,8 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
             parser.error(f"--entry is needed, one of {', '.join(declared.entries)}")
         if args.bench < 0 or any("=" not in text for text in args.input):
             parser.error("--bench takes a positive number, --input NAME=FILE.npy")
+        if args.output is not None and (args.bench or args.profile or args.list or args.doctor):
+            parser.error("--output is what a run gives: not with --bench, --profile, --list or --doctor")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if args.list:
@@ -48,6 +51,9 @@ def main(model: type[ModelRunner], arguments: list[str] | None = None) -> None:
         if isinstance(error, (ArithmeticError, AttributeError, LookupError, NameError, TypeError)):
             raise  # a defect of the runner, not of what it was given
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"{parser.prog}: {error}")
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        sys.exit(130)
     finally:
         try:
             print(end="", flush=True)
@@ -62,6 +68,9 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             raise ValueError(f"--output {args.output}: expected a file, or a new name in a folder that is there")
     inputs: dict[str, Any] = dict(text.split("=", 1) for text in args.input)
     for name, path in inputs.items():
+        mode = mode_of(path)
+        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # could block for ever
+            raise ValueError(f"{path}: not a regular file but a pipe or a device: copy it to a file")
         with open(path, "rb") as file:
             try:
                 inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
@@ -69,7 +78,7 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
                 raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
     timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
-        if args.weights:
+        if args.weights is not None:
             runner.load_weights(args.weights)
         elif timed and runner.parameters:
             print(f"random weights, seed {args.seed}")

@@ -33,7 +33,11 @@ BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform
 
 
 def guarded(method: Method) -> Method:
-    """Wrap a method of a runner: it runs in one thread at a time, and only while the runner can be used."""
+    """Wrap a method of a runner: it runs for one call at a time, other threads wait, and only while the runner can be used.
+
+    A signal handler runs within the call that it interrupts and cannot wait for it. What it calls is refused: it would
+    repeat half a step, or wait for locks of wgpu that the call holds. So no guarded method calls another one.
+    """
 
     @functools.wraps(method)
     def alone(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -45,12 +49,20 @@ def guarded(method: Method) -> Method:
         with self._lock:
             if self.closed:
                 raise RuntimeError(f"{self.name} is closed")
+            if self._busy:
+                raise RuntimeError(f"{self.name}: expected no call under way, got {method.__name__}() from within one")
             if self._destroyed:
                 names = ", ".join(map(repr, self._destroyed))
                 raise RuntimeError(
                     f"{self.name}: the buffer of {names}, which was lent, was destroyed: make a new runner"
                 )
-            return method(self, *arguments, **more)
+            try:
+                self._busy = True
+                return method(self, *arguments, **more)
+            finally:
+                self._busy = False
+                if self.closed:  # meanwhile, by a handler of a signal
+                    self._free()
 
     return cast(Method, alone)
 
@@ -192,7 +204,8 @@ class ModelRunner:
         names = [name[7:] for base in reversed(type(self).__mro__) for name in vars(base) if name.startswith("encode_")]
         self.entries = Names((name, Entry(name)) for name in names)
         self._only = names[0] if len(self.entries) == 1 else None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # reentrant, for a handler of a signal comes as the same thread
+        self._busy = False  # in the middle of a call
         self._pid = os.getpid()
         self.closed = False
         self._declared = list[Buffer]()
@@ -339,6 +352,9 @@ class ModelRunner:
 
     def _named_inputs(self, target: Entry, inputs: Mapping[str, Any], only: tuple[Any, ...]) -> Mapping[str, Any]:
         """The inputs by name; one array without a name is the only input of the entry."""
+        if not isinstance(inputs, Mapping):
+            kind = type(inputs).__name__
+            raise ValueError(f"inputs of {target.name}: expected a mapping, {{name: array}}, got {kind}")
         if not only:
             return inputs
         if inputs or len(only) > 1 or len(target.feeds) != 1:
@@ -470,7 +486,8 @@ class ModelRunner:
         """Load parameters, and states that are given too, by name and shape. Where one does not fit, WeightError, and nothing
         is loaded.
 
-        source: a safetensors file, the index.json of several, or a mapping of names to arrays or PyTorch's tensors.
+        source: a safetensors file, the index.json of several, or a mapping of names to arrays or PyTorch's tensors. An
+        optimizer starts anew.
         """
         given = read_weights(source)
         wanted = self._named("parameter") | {n: b for n, b in self._named("state").items() if n in given}
@@ -479,11 +496,15 @@ class ModelRunner:
         for b, array in arrays.items():
             self.upload(b, array)
             self.device.queue.submit([])  # lets wgpu free its copy
+        self._start_anew()
         self._missing = []
 
     @guarded
     def init_weights(self, seed: int = 0, default: Any = None) -> None:
-        """Starting values, which depend on seed and name only: NumPy's PCG64, seeded with [seed, *name in UTF-8]."""
+        """Starting values, which depend on seed and name only: NumPy's PCG64, seeded with [seed, *name in UTF-8].
+
+        An optimizer starts anew.
+        """
         buffers = self._named("parameter").values()
         if without := [b.name for b in buffers if (b.data or default) is None]:
             raise RuntimeError(f"{self.name}: parameters without init: {', '.join(without)}")
@@ -493,7 +514,11 @@ class ModelRunner:
             kind, scale = (init, 0) if isinstance(init, str) else init
             drawn = rng.random(b.shape, "f4") * 2 - 1 if kind == "uniform" else rng.standard_normal(b.shape, "f4")
             self.upload(b, (drawn * scale + (kind == "ones")).astype(DTYPES[b.dtype]))
+        self._start_anew()
         self._missing = []
+
+    def _start_anew(self) -> None:
+        """Forget what belongs to other weights."""
 
     @guarded
     def get_state(self, name: str) -> Any:
@@ -510,11 +535,14 @@ class ModelRunner:
     @guarded
     def reset(self) -> None:
         """Give every state what it starts with, which is zero unless the model says otherwise."""
-        for name, b in self._named("state").items():
-            self.set_state(name, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
+        for b in self._named("state").values():
+            self.upload(b, np.full(b.shape, b.data or 0, DTYPES[b.dtype]))
 
     def close(self, *error: object) -> None:
-        """Free all memory of the runner on the GPU, and the device unless it is the host program's."""
+        """Free all memory of the runner on the GPU, and the device unless it is the host program's.
+
+        A signal handler that closes the runner within a call does so when that call ends.
+        """
         if self._pid != os.getpid():  # a forked child: the memory belongs to its parent
             self.closed = True
             return
@@ -522,11 +550,17 @@ class ModelRunner:
             if self.closed:
                 return
             self.closed = True
-            for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
-                gpu.destroy()
-            if self._own_device:
-                self.device.destroy()
-            self._drop()
+            if not self._busy:
+                self._free()
+
+    def _free(self) -> None:
+        if self._staging is None:  # done, by a handler between the end of a call and this
+            return
+        for gpu in (self._staging, *(buffer.gpu for buffer in self._declared)):
+            gpu.destroy()
+        if self._own_device:
+            self.device.destroy()
+        self._drop()
 
     def _drop(self) -> None:
         """Drop all objects of wgpu, so that their memory is freed now and not by Python's collector."""

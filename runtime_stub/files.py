@@ -1,6 +1,7 @@
 """Files are written whole or not at all."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -17,10 +18,27 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
     has the mode of the old one. Raises OSError, also where the old file is read-only.
     """
     mode = mode_of(path)
-    if mode is not None and not stat.S_ISREG(mode):
-        with open(path, "wb") as stream:
-            yield stream
-        return
+    if mode is None and not os.path.basename(path):
+        raise IsADirectoryError(errno.EISDIR, "expected the name of a file", path)
+    regular = mode is None or stat.S_ISREG(mode)
+    with naming(path), replacing_file(path, mode) if regular else open(path, "wb") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors in the block name the path: a full disk is reported without."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextlib.contextmanager
+def replacing_file(path: str | os.PathLike[str], mode: int | None) -> Iterator[Any]:
+    """As `replacing`, for a new file, or one with this mode."""
     if mode is not None:
         open(path, "r+b").close()  # raises for a read-only file, which a rename would replace all the same
     target = os.path.realpath(path)

@@ -80,7 +80,6 @@ class TrainingRunner(ModelRunner):
         self._step = 0
         self._optimizer = OptimizerNumbers(self.optimizer_defaults)
         self._pending = False  # gradients wait for apply()
-        self._busy = False  # in the middle of a step
         self._available = False  # gradients can be read
         self._twins = dict[Buffer, Buffer]()  # gradient: buffer for what was accumulated before
         self._backups = dict[Buffer, Buffer]()  # state that the step writes: buffer for its old value
@@ -146,21 +145,24 @@ class TrainingRunner(ModelRunner):
     @guarded
     def train_step(self, lr: float | None = None, **inputs: Any) -> float:
         """Forward, backward and update; the loss before the update. lr: for this step only, else optimizer["lr"]."""
-        return self._learn_alone(inputs, self._update_numbers(lr))
+        return self._learn(inputs, self._update_numbers(lr))
 
     @guarded
     def accumulate(self, **inputs: Any) -> float:
         """Forward and backward; gradients add up until apply(), as repeated .backward() in PyTorch. The loss."""
-        return self._learn_alone(inputs, None)
+        return self._learn(inputs, None)
 
     @guarded
     def apply(self, lr: float | None = None) -> None:
         """Update by the accumulated gradients."""
+        self._apply(lr)
+
+    def _apply(self, lr: float | None) -> None:
         numbers = self._update_numbers(lr)
         if not self._pending:
             raise RuntimeError(f"apply of {self.name}: expected accumulate() before it, got no gradients")
         done = functools.partial(self._done, {}, True)
-        self._alone(self._perform, numbers, {}, self._entry("apply", {}), [], done)
+        self._perform(numbers, {}, self._entry("apply", {}), [], done)
 
     def _run(self, target: Entry, inputs: Mapping[str, Any], results: list[Buffer]) -> dict[str, Any]:
         """call("train_step", ...) and the others do the same as the methods of their names; a pass returns the loss."""
@@ -169,28 +171,12 @@ class TrainingRunner(ModelRunner):
                 raise ValueError(
                     f"inputs of apply: expected none, for runner.optimizer has its numbers, got {list(inputs)}"
                 )
-            self.apply()
+            self._apply(None)
             return {}
         if target.name not in ("accumulate", "train_step"):
             return super()._run(target, inputs, results)
-        loss = self._learn_alone(inputs, None if target.name == "accumulate" else self._update_numbers(None))
+        loss = self._learn(inputs, None if target.name == "accumulate" else self._update_numbers(None))
         return {result.name: np.array(loss, np.float32) for result in results}
-
-    def _learn_alone(self, inputs: Mapping[str, Any], numbers: dict[Buffer, Any] | None) -> float:
-        return float(self._alone(self._learn, inputs, numbers))
-
-    def _alone(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """The step, which a handler of a signal that comes meanwhile must neither repeat nor save."""
-        self._refuse_half_a_step()
-        self._busy = True
-        try:
-            return work(*arguments)
-        finally:
-            self._busy = False
-
-    def _refuse_half_a_step(self) -> None:
-        if self._busy:
-            raise RuntimeError(f"{self.name}: expected no step under way, got a call from within one")
 
     def _update_numbers(self, lr: Any) -> dict[Buffer, Any]:
         """The optimizer's numbers for one update, as the arrays that `apply` reads. lr: None, or in place of the optimizer's."""
@@ -348,23 +334,10 @@ class TrainingRunner(ModelRunner):
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Every parameter, and the f32 states that training writes, such as running statistics, into a safetensors file,
         which load_weights of any runner of the model takes."""
-        self._refuse_half_a_step()
         self._need_weights()
         learnt = [b for b in self._of("state") if b in self.entries["accumulate"].written and b.dtype == "f32"]
         tensors = self._named("parameter") | {b.name: b for b in learnt}
         write_safetensors(path, tensors, self._download, None)
-
-    @guarded
-    def load_weights(self, source: Any, strict: bool = True) -> None:
-        """As of any runner; the optimizer starts anew, for what it kept belongs to other weights."""
-        super().load_weights(source, strict)
-        self._start_anew()
-
-    @guarded
-    def init_weights(self, seed: int = 0, default: Any = None) -> None:
-        """As of any runner; the optimizer starts anew."""
-        super().init_weights(seed, default)
-        self._start_anew()
 
     def _drop(self) -> None:
         super()._drop()
@@ -378,7 +351,6 @@ class TrainingRunner(ModelRunner):
     @guarded
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """All that training goes on from, bit by bit, into a safetensors file."""
-        self._refuse_half_a_step()
         if self._pending:
             raise RuntimeError(f"save_checkpoint of {self.name}: expected apply() before it, got pending gradients")
         self._need_weights()
@@ -390,7 +362,6 @@ class TrainingRunner(ModelRunner):
     @guarded
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Go on from there. Pending gradients are dropped. A file that does not fit is a WeightError, and no change."""
-        self._refuse_half_a_step()
         notes = dict[str, Any]()
         given = read_safetensors(path, notes)
         try:

@@ -21,6 +21,7 @@ UNREADABLE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64} | dict.fromke
 # More than any sound file needs; a hostile header of this size is read in a second, and takes less than a gigabyte.
 MAX_HEADER_BYTES = 30_000_000
 MAX_TENSORS = 100_000
+MAX_DIMENSIONS = 64  # of NumPy; the product of a million numbers takes minutes
 TORCH_REMEDY = "give what torch.load(path, weights_only=True) returns, or write that with safetensors.torch.save_file"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # Files of other kinds: their first bytes, bytes near the beginning, and what the message says they are, with the remedy.
@@ -66,6 +67,8 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
         for shard in shards:
             if os.path.basename(shard) != shard or "\\" in shard:
                 raise ValueError(f"expected a file beside it, got {shard[:200]!r}")
+            if shard.endswith(".json"):
+                raise ValueError(f"expected a safetensors file, got {shard[:200]!r}, an index")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         expected = 'expected {"weight_map": {tensor: file}}'
         raise WeightError(f"{path}: not a sound index: {expected}: {type(error).__name__}: {error}") from error
@@ -147,6 +150,8 @@ def as_declared(raw: Any, dtype: str, shape: list[int]) -> Any:
         return raw.view(FILE_DTYPES[dtype]).reshape(shape)
     if dtype not in UNREADABLE_BITS:
         raise ValueError(f"unknown dtype {dtype[:200]!r}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"expected at most {MAX_DIMENSIONS} dimensions, got {len(shape)}")
     if math.prod(shape) * UNREADABLE_BITS[dtype] != 8 * raw.size:
         raise ValueError(f"{raw.size} bytes do not hold {dtype}{shape}")
     return Unreadable(dtype, tuple(shape))

@@ -159,6 +159,14 @@ ODD = {
     "a generator": ("(g for _ in '1')", "build() returned generator, expected"),
     "items that are no pairs": ("type('M', (dict,), {'items': lambda self: [1]})(run=g)", "TypeError"),
     "items that cannot be hashed": ("type('M', (dict,), {'items': lambda self: [([], 1)]})(run=g)", "TypeError"),
+    "a graph that was never begun": (
+        "meganeura_aot.Graph.__new__(meganeura_aot.Graph)",
+        "the model raised\nAttributeError",
+    ),
+    "one that claims to be a graph": (
+        "type('L', (), {'__class__': property(lambda self: meganeura_aot.Graph)})()",
+        "the model raised\nAttributeError",
+    ),
     "an odd truth": ("type('M', (dict,), {'__bool__': lambda self: 1 / 0})()", "a dict of nothing, expected"),
 }
 

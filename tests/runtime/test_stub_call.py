@@ -398,3 +398,10 @@ def test_describing_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime_stub.core.import_wgpu", None)
     text = Kinds.describe()
     assert "ids u32[3]" in text and "none f32[3, 0]" in text and "w f32[4]" in text and "cache f32[2, 2]" in text
+
+
+@pytest.mark.parametrize("given", [None, X, [X], "x", 3], ids=repr)
+def test_inputs_that_are_no_mapping(gpu: Any, given: Any) -> None:
+    kind = re.escape(type(given).__name__)
+    with pytest.raises(ValueError, match=f"inputs of run: expected a mapping, {{name: array}}, got {kind}$"):
+        Scale(gpu).call("run", given)

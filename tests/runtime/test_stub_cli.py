@@ -119,6 +119,10 @@ def test_outputs_of_any_name_can_be_saved(folder: Path) -> None:
         (["--bench", "many"], 2, "--bench"),
         ([*GIVEN, "--entry", "train"], 2, "--entry.*'train'"),
         (["--frobnicate"], 2, "--frobnicate"),
+        (["--bench", "1", "--output", "out.npz"], 2, "--output is what a run gives: not with --bench"),
+        (["--profile", "--output", "out.npz"], 2, "--output is what a run gives"),
+        (["--list", "--output", "out.npz"], 2, "--output is what a run gives"),
+        (["--weights", "", "--input", "x=x.npy"], 1, "No such file"),
     ],
 )
 def test_errors_are_one_message(
@@ -326,3 +330,20 @@ def test_without_timestamps_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     for option in ("--bench=2", "--profile"):
         code, out, _ = run(capsys, Scale, option)
         assert code == 0 and "no timestamp-query" in out and "wall" in out
+
+
+def test_a_pipe_as_an_input_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    code, _, err = run(capsys, Scale, "--weights", "w.safetensors", "--input", "x=pipe")
+    assert code == 1 and "pipe: not a regular file but a pipe or a device" in err
+
+
+def test_an_interrupt_is_one_message(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scale, "call", interrupt)
+    code, out, err = run(capsys, Scale, *GIVEN)
+    assert (code, out) == (130, "") and err.endswith(": interrupted\n") and err.count("\n") == 1

@@ -403,3 +403,32 @@ def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     with files.replacing(tmp_path / "file") as file:
         file.write(b"new")
     assert sorted(os.listdir(tmp_path)) == [left, "file"]
+
+
+@pytest.mark.parametrize("name", ["", "folder/", "folder/below/"])
+def test_a_path_without_a_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(IsADirectoryError, match="expected the name of a file: "), files.replacing(f"{name}"):
+        raise AssertionError("opened")
+    with pytest.raises(IsADirectoryError), files.replacing(f"{tmp_path}/{name}"):
+        raise AssertionError("opened")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["new", "old", "full"])
+def test_a_full_disk_is_told_with_the_name_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    path = tmp_path / place
+    if place == "old":
+        path.write_bytes(b"old")
+    if place == "full":
+        path.symlink_to("/dev/full")
+    real = files.open_temporary
+
+    def full(*arguments: Any) -> tuple[str, Any]:
+        temporary, file = real(*arguments)
+        return temporary, FullDisk(file, 0)
+
+    monkeypatch.setattr(files, "open_temporary", full)
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{path}'")):
+        cli.save_npz(path, ARRAYS)

@@ -1,11 +1,14 @@
 """A runner's own life: closing, and what a subclass may override."""
 
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
 from .runners import SCALE, Decode, Scale
+from .test_stub_train import start
+from .trainers import Line, batches
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 
@@ -85,3 +88,72 @@ def test_bindings_are_read_from_the_text(gpu: Any) -> None:
     """
     pipeline = Scale(gpu).pipeline(text)
     assert pipeline.bindings == ((0, "storage"), (1, "read-only-storage"), (2, "uniform"))
+
+
+USES = {
+    "call": lambda r: r.call("run", {"x": X}),
+    "train_step": lambda r: r.train_step(x=np.ones(2)),
+    "get_state": lambda r: r.get_state("rows"),
+    "set_state": lambda r: r.set_state("rows", [1, 2]),
+    "reset": lambda r: r.reset(),
+    "load_weights": lambda r: r.load_weights({}),
+    "init_weights": lambda r: r.init_weights(),
+    "buffer": lambda r: r.buffer("y"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_handler_of_a_signal_is_refused(gpu: Any, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    """It runs within the call, of whose steps it would see, or do again, a half."""
+    runner = start(Line, gpu) if use == "train_step" else Scale(gpu)
+    runner.init_weights()
+    messages = list[str]()
+    upload = runner.upload
+
+    def handle(*_: Any) -> None:
+        with pytest.raises(RuntimeError, match="expected no call under way, got ") as caught:
+            USES[use](runner)
+        messages.append(str(caught.value))
+
+    def interrupted(*arguments: Any) -> None:
+        upload(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, handle)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "upload", interrupted)
+            if use == "train_step":
+                runner.train_step(**batches(1)[0])
+            else:
+                assert np.array_equal(runner.run(x=X)["y"], X)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert messages and all(f"got {use}() from within one" in message for message in messages)
+
+
+@pytest.mark.parametrize("own_device", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_runner_closed_by_a_handler_is_freed_as_the_call_ends(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, own_device: bool, leaves: bool
+) -> None:
+    runner = Scale(None if own_device else gpu)
+    runner.init_weights()
+    upload = runner.upload
+
+    def closing(*arguments: Any) -> None:
+        runner.close()
+        upload(*arguments)
+        if leaves:
+            raise SystemExit
+
+    monkeypatch.setattr(runner, "upload", closing)
+    if leaves:
+        with pytest.raises(SystemExit):
+            runner.run(x=X)
+    else:
+        assert np.array_equal(runner.run(x=X)["y"], X)
+    assert runner.closed and all(buffer.gpu is None for buffer in runner._declared)
+    runner.close()
+    with pytest.raises(RuntimeError, match="^scale is closed$"):
+        runner.run(x=X)

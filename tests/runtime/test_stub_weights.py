@@ -433,6 +433,14 @@ def test_a_dtype_that_is_not_taken(two: Two, write: Callable[..., Path], dtype: 
         read_safetensors(write([("a", dtype, [2, 4], bytes(bits - 1))]))
 
 
+def test_the_elements_of_a_million_dimensions_are_not_counted(write: Callable[..., Path]) -> None:
+    """The product of that many numbers takes minutes."""
+    begin = time.perf_counter()
+    with pytest.raises(WeightError, match="a: ValueError: expected at most 64 dimensions, got 1000000$"):
+        read_safetensors(write([("a", "F4", [9] * 1_000_000, bytes(8))]))
+    assert time.perf_counter() - begin < 20
+
+
 def of_file(array: Any) -> tuple[str, list[int], bytes]:
     return {"f": "F", "i": "I"}[array.dtype.kind] + str(8 * array.dtype.itemsize), list(array.shape), array.tobytes()
 

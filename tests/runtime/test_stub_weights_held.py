@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,10 @@ def test_an_empty_index_names_no_tensors(two: Two, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors.index.json"
     path.write_bytes(b'{"weight_map": {}}')
     assert read_weights(path) == {}
+
+
+def test_an_index_names_no_index(two: Two, folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"first": path.name}}))
+    with pytest.raises(WeightError, match=f"expected a safetensors file, got '{re.escape(path.name)}', an index$"):
+        two.load_weights(path)
