@@ -193,8 +193,9 @@ class Conversion:
             return None
         if isinstance(value, str) and self.allows_text:
             return value
-        is_array = isinstance(value, Tensor) or np.ndim(value) > 0
-        if self.to_number is not None and not (is_array and self.to_tensor is not None):
+        takes_both = self.to_number is not None and self.to_tensor is not None
+        is_array = takes_both and (isinstance(value, Tensor) or np.ndim(value) > 0)
+        if self.to_number is not None and not is_array:
             return self.to_number(value)
         if self.to_tensor is None:
             return value

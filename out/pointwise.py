@@ -1321,7 +1321,8 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
                 inputs[name] = np.lib.format.read_array(file, allow_pickle=False)
             except Exception as error:
                 raise ValueError(f"{path}: not a sound .npy file: {type(error).__name__}: {error}") from error
-    timed, rng = args.bench or args.profile, np.random.default_rng(args.seed)
+    timed = args.bench or args.profile
+    rng = np.random.default_rng(args.seed)
     with model(adapter=args.adapter) as runner:
         if args.weights is not None:
             runner.load_weights(args.weights)
@@ -1330,16 +1331,8 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
             runner.init_weights(args.seed, ("normal", 0.02))
         if timed:
             for name, buffer in runner.entries[args.entry].feeds.items():
-                if name in inputs:
-                    continue
-                if buffer.dtype == "f32":
-                    print(f"input {name}: random, seed {args.seed}")
-                    inputs[name] = rng.standard_normal(buffer.shape)
-                    continue
-                low, high = buffer.data or (0, 0)
-                number = min(max(low, 0), high)  # the one within the bounds that is nearest to 0
-                print(f"input {name}: all {number}")
-                inputs[name] = np.full(buffer.shape, number)
+                if name not in inputs:
+                    inputs[name] = made_up_input(buffer, args.seed, rng)
             time_runs(runner, args.entry, inputs, args.bench or 10, args.profile)
             return
         outputs = runner.call(args.entry, inputs)
@@ -1348,6 +1341,17 @@ def run_script(model: type[ModelRunner], args: argparse.Namespace) -> None:
     for name, array in outputs.items():
         values = f", {array.min()} to {array.max()}, mean {array.mean()}" if array.size else ""
         print(f"{name}: {array.dtype}{list(array.shape)}{values}")
+
+
+def made_up_input(buffer: Buffer, seed: int, rng: np.random.Generator) -> Any:
+    """Numbers for an input that is not given, which a line names. Integers are within the input's bounds."""
+    if buffer.dtype == "f32":
+        print(f"input {buffer.name}: random, seed {seed}")
+        return rng.standard_normal(buffer.shape)
+    low, high = buffer.data or (0, 0)
+    number = min(max(low, 0), high)  # the number within the bounds that is nearest to 0
+    print(f"input {buffer.name}: all {number}")
+    return np.full(buffer.shape, number)
 
 
 def save_npz(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:

@@ -76,6 +76,22 @@ PLACES = {
         "def build():\n    return meganeura_aot.Graph().input('x', R())"
     ),
 }
+# Exceptions that do not come through, by place: Python takes them for the end of the items, or for a missing __signature__,
+# or `inspect.signature` raises them for a builtin that has no signature.
+SWALLOWED = {
+    "in items": {"StopIteration"},
+    "in the signature": {
+        "AttributeError",
+        "GraphError of the model",
+        "UnicodeDecodeError",
+        "UnicodeEncodeError",
+        "UnicodeError",
+        "UnicodeTranslateError",
+        "ValueError",
+        "odd notes",
+        "odder notes",
+    },
+}
 BEFORE = """import collections.abc, meganeura_aot, sys
 class Odd:
     def __repr__(self): return 1 / 0
@@ -91,10 +107,8 @@ def test_an_exception_of_the_model(model: Path, capsys: pytest.CaptureFixture[st
     model.write_text(BEFORE + PLACES[place].format(way=WAYS[way]))
     message = refused(model, capsys)
     assert "model.py" in message
-    # Python itself takes these for an end of the items, or for a builtin that has no signature.
-    if (place, way) == ("in items", "StopIteration") or place == "in the signature":
-        return
-    assert "no luck" in message or "no luck" not in WAYS[way]
+    if "no luck" in WAYS[way] and way not in SWALLOWED.get(place, ()):
+        assert "no luck" in message
 
 
 @pytest.mark.parametrize("place", PLACES)

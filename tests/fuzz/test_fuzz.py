@@ -9,7 +9,7 @@ from meganeura_aot import Graph, compile_graph
 from meganeura_aot.builder import NO_WORDS
 from meganeura_aot.reference import evaluate
 from tests.fuzz import graphs, training
-from tests.fuzz.command import LEAST_SHARE, Counts, attempt
+from tests.fuzz.command import LEAST_SHARE, Counts, TrySeed, attempt
 from tests.fuzz.drawer import World
 from tests.fuzz.noise import RUNS, Noisy, compare
 from tests.fuzz.trace import Trace
@@ -18,10 +18,10 @@ from tests.fuzz.trace import Trace
 NOT_DRAWN = {*NO_WORDS, "apply", "apply_many", "lift", "set_outputs"}
 
 
-def run_seeds(generator: object, first: int, count: int) -> None:
+def run_seeds(try_seed: TrySeed, first: int, count: int) -> None:
     counts, texts = Counts(), []
     for seed in range(first, first + count):
-        outcome = attempt(generator.try_seed, seed, "webgpu", False)  # type: ignore[attr-defined]
+        outcome = attempt(try_seed, seed, "webgpu", False)
         counts.add(outcome)
         if outcome.problems:
             texts.append(f"seed {seed}: {outcome.problems[0]}\n{outcome.text}")
@@ -32,13 +32,13 @@ def run_seeds(generator: object, first: int, count: int) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_graphs(first: int) -> None:
-    run_seeds(graphs, first, 20)
+    run_seeds(graphs.try_seed, first, 20)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("first", range(0, 40, 5))
 def test_training(first: int) -> None:
-    run_seeds(training, first, 5)
+    run_seeds(training.try_seed, first, 5)
 
 
 # ---- the generators themselves

@@ -20,7 +20,7 @@ from .op import Attention, Causal, Full, Mask, Window, weighted
 from .schedule import Sizes, choose_gradient
 
 PLAIN = Attention()
-ROWS_A_GROUP = 64  # rows of heads a workgroup of AttentionGradRows
+ROWS_A_GROUP = 64  # threads of a workgroup of AttentionGradRows, each with one query of one head
 TEAM = 64  # threads that share an element of a mask, where it is for as many pairs
 
 
@@ -64,7 +64,11 @@ class AttentionGradRows(Op):
         kinds = {"dy": element, "y": element}
         k.dispatch(
             "attention_grad_rows",
-            variant={"reads": [(name, kinds.get(name, "f32")) for name in reads], "head_dim": head_dim},
+            variant={
+                "reads": [(name, kinds.get(name, "f32")) for name in reads],
+                "head_dim": head_dim,
+                "threads": ROWS_A_GROUP,
+            },
             bind=reads | {"stat": out},
             const={"ROWS": lse.size, "S": y.shape[-2], "H": self.heads},
             groups=math.ceil(lse.size / ROWS_A_GROUP),
