@@ -13,21 +13,21 @@ pytestmark = pytest.mark.parity
 
 # What PyTorch has no counterpart of: the tests named here compare with published algorithms or NumPy.
 NOT_IN_PYTORCH = {
-    "advance": "tests/test_states.py",
-    "advance_counter": "tests/test_random.py",
-    "assign": "tests/test_states.py",
+    "advance": "tests/state/test_states.py",
+    "advance_counter": "tests/random/test_random.py",
+    "assign": "tests/state/test_states.py",
     "cache_write": "tests/test_attention.py",
-    "random_bits": "tests/test_random.py",
-    "random_dropout": "tests/test_dropout.py",
-    "random_normal": "tests/test_random.py",
-    "random_uniform": "tests/test_random.py",
-    "state": "tests/test_states.py",
+    "random_bits": "tests/random/test_random.py",
+    "random_dropout": "tests/random/test_dropout.py",
+    "random_normal": "tests/random/test_random.py",
+    "random_uniform": "tests/random/test_random.py",
+    "state": "tests/state/test_states.py",
 }
 
 
 def test_every_operator_was_compared(request: pytest.FixtureRequest) -> None:
     """Of a whole run of the comparison: this file comes last."""
     files = {item.path.name for item in request.session.items}
-    if not {path.name for path in Path(__file__).parent.glob("test_parity*.py")} <= files:
+    if not {path.name for path in Path(__file__).parent.rglob("test_parity*.py")} <= files:
         return
     assert OPS.keys() - harness.OPERATORS_RUN - NOT_IN_PYTORCH.keys() == set()

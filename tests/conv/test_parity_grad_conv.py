@@ -9,8 +9,8 @@ import pytest
 
 from meganeura_aot import Graph
 from tests import harness
+from tests.conv.test_parity_conv import CONV, TRANSPOSED
 from tests.gradients import COEFFICIENT, KERNEL_RTOL, gradients_of
-from tests.test_parity_conv import CONV, TRANSPOSED
 
 pytestmark = pytest.mark.parity
 
