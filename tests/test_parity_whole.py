@@ -16,7 +16,7 @@ NOT_IN_PYTORCH = {
     "advance": "tests/state/test_states.py",
     "advance_counter": "tests/random/test_random.py",
     "assign": "tests/state/test_states.py",
-    "cache_write": "tests/test_attention.py",
+    "cache_write": "tests/attention/test_attention.py",
     "random_bits": "tests/random/test_random.py",
     "random_dropout": "tests/random/test_dropout.py",
     "random_normal": "tests/random/test_random.py",
