@@ -74,11 +74,13 @@ def _environment() -> jinja2.Environment:
 
 
 @functools.cache
-def _templates() -> Mapping[str, str]:
-    """The path of each template below shaders/ by its name, which says nothing of the folder."""
+def _template_path(template: str) -> str:
+    """Where a template lies below shaders/, by its name alone; raises KernelError where not just one has it."""
     folder = data_folder("shaders")
-    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.wgsl.j2"))
-    return {path.rpartition("/")[2].removesuffix(".wgsl.j2"): path for path in paths}
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob(f"{template}.wgsl.j2"))
+    if len(found) != 1:
+        raise KernelError(f"template {template}: expected one file of this name below shaders, got {found or 'none'}")
+    return found[0]
 
 
 @functools.cache
@@ -177,8 +179,8 @@ def tidy(text: str) -> str:
 def render(template: str, variables: Mapping[str, Any]) -> Kernel:
     """Render shaders/<subject>/<template>.wgsl.j2; raises KernelError naming the template and what is undefined."""
     try:
-        text = _environment().get_template(_templates()[template]).render(**variables)
-    except (KeyError, jinja2.TemplateError) as error:
+        text = _environment().get_template(_template_path(template)).render(**variables)
+    except jinja2.TemplateError as error:
         raise KernelError(f"template {template}: {error}") from error
     text = tidy(text)
     if re.search(r"\{[{%#]|[}%#]\}", text):
